@@ -1,0 +1,45 @@
+// src/eval/perplexity.h - perplexity of a text under the two protocols of the field.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "model/decoder.h"
+#include "tokenizer/tokenizer.h"
+
+namespace lacuna::eval {
+
+enum class Protocol : uint8_t {
+  hf,         // windows of ctx tokens, every token but the first of a window scored (what papers report)
+  llama_cpp,  // the same windows, first token replaced by BOS where the model adds one, second half scored
+              // (llama-perplexity)
+};
+
+struct PerplexityOptions {
+  int64_t ctx = 2048;
+  Protocol protocol = Protocol::hf;
+  int64_t chunks = 0;  // 0: all complete windows
+  kernels::KvType kv = kernels::KvType::f16;
+  bool progress = true;
+  /// Optional: receives the logits of every scored position, in order. logits: [n_vocab].
+  std::function<void(std::span<const float> logits)> on_logits;
+};
+
+struct PerplexityResult {
+  double ppl = 0;        // exp(mean negative log likelihood)
+  double std_error = 0;  // of ppl, from the spread of the token losses
+  int64_t tokens = 0;    // scored
+  int64_t windows = 0;
+  bool bos = false;  // whether windows begin with BOS
+  std::string text_sha256;
+};
+
+/// Throws Error when the text has fewer than one window ("needs N tokens, the text has M") or a logit is NaN (names the
+/// position).
+PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer, std::string_view text,
+                            const PerplexityOptions& options);
+
+}  // namespace lacuna::eval

@@ -1,0 +1,35 @@
+// src/io/atomic_file.h - a file that appears under its name only when it is complete.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace lacuna::io {
+
+/// Buffered writes to a temporary name in the same folder; commit() flushes, fsyncs, renames. Destroyed without
+/// commit(), or on an error, it removes the temporary file. Throws Error with path and system reason (a full disk says
+/// so).
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::string path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  void write(std::span<const std::byte> bytes);
+  int64_t position() const { return position_; }
+  void commit();
+
+ private:
+  void flush();
+  std::string path_, temporary_;
+  int fd_ = -1;
+  int64_t position_ = 0;
+  std::string buffer_;
+};
+
+/// write + commit of a whole text.
+void write_file_atomically(const std::string& path, std::string_view text);
+
+}  // namespace lacuna::io

@@ -1,0 +1,79 @@
+// src/model/decoder.h - a decoder-only transformer on the CPU: llama, mistral, qwen2, qwen3, smollm, opt.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/huge_buffer.h"
+#include "core/thread_pool.h"
+#include "io/checkpoint.h"
+#include "kernels/linear.h"
+#include "kernels/ops.h"
+#include "model/config.h"
+
+namespace lacuna::model {
+
+struct LoadOptions {
+  kernels::Prepare prepare = kernels::Prepare::automatic;
+  bool progress = true;  // a bar on a terminal
+};
+
+class Decoder;
+
+/// One sequence: its key-value cache and its length.
+class Session {
+ public:
+  /// capacity: the most tokens it can hold; 0 or more than the model's context is an Error that says so. Memory is
+  /// taken as it fills.
+  Session(const Decoder& decoder, int64_t capacity, kernels::KvType type = kernels::KvType::f16);
+  int64_t length() const { return length_; }
+  int64_t capacity() const { return capacity_; }
+  int64_t bytes() const { return int64_t(buffer_.size()); }
+  /// Forgets everything from position `length` on.
+  void truncate(int64_t length);
+
+ private:
+  friend class Decoder;
+  kernels::KvLayer layer(int64_t index) const;
+  HugeBuffer buffer_;
+  std::vector<kernels::KvLayer> layers_;
+  int64_t length_ = 0, capacity_ = 0;
+};
+
+class Decoder {
+ public:
+  /// Binds, checks shapes, prepares. Throws Error naming the tensor, the expected and the found shape; unknown
+  /// architectures list the known ones.
+  static std::unique_ptr<Decoder> load(const io::Checkpoint& checkpoint, ThreadPool& pool,
+                                       const LoadOptions& options = {});
+  ~Decoder();
+
+  const Config& config() const;
+  ThreadPool& pool() const;
+
+  /// Called with the logits of tokens [first, first + count) of the call's ids. logits: [count, vocab_size], valid
+  /// during the call.
+  using LogitsSink = std::function<void(int64_t first, int64_t count, const float* logits)>;
+  enum class Want : uint8_t { none, last, all };
+  /// Runs ids at positions [session.length(), +ids.size()) in batches of at most `batch` tokens and appends them to the
+  /// session. Throws Error when they do not fit the session's capacity or an id is outside the vocabulary. No
+  /// allocation for a single token.
+  void forward(Session& session, std::span<const int32_t> ids, Want want, const LogitsSink& sink);
+  /// forward of ids with the last token's logits; the view is valid until the next call.
+  std::span<const float> forward(Session& session, std::span<const int32_t> ids);
+
+  int64_t weight_bytes() const;    // read for one token, output head included
+  int64_t prepared_bytes() const;  // copies made by prepare
+  std::string explain() const;     // kernel choices, one line a group of the first layer and the head
+
+ private:
+  struct Impl;
+  explicit Decoder(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lacuna::model
