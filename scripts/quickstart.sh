@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# From nothing to a running model: installs packages, builds, gets a real model, runs it, prints its speed and perplexity.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/lib/packages.sh
+
+usage() {
+  cat <<'TXT'
+usage: scripts/quickstart.sh [--large] [--threads N]
+Builds Release, gets SmolLM2-135M-Instruct (98 MB) and shows it at work: generated text, tokens per second, perplexity, before and after
+it is requantized to q4_K. Run again, it takes seconds.
+  --large       Qwen2.5-Coder-1.5B-Instruct (1.1 GB) instead
+  --threads N   threads to use (default: all cores)
+TXT
+}
+
+model=smollm2-135m threads=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h | --help) usage; exit 0 ;;
+    --large) model=qwen2.5-coder-1.5b ;;
+    --threads) threads=(--threads "${2:?--threads needs a number}"); shift ;;
+    *) printf 'error: unknown option %s\n' "$1" >&2; usage >&2; exit 2 ;;
+  esac
+  shift
+done
+
+step() { printf '\n== %s\n' "$1"; }
+
+step "Packages and build"
+install_packages "${build_packages[@]}" python3-pip
+scripts/build.sh --no-install lacuna
+lacuna=build/release/lacuna
+"$lacuna" --version
+
+step "Model"
+path=$("$lacuna" pull "$model")
+printf '%s\n' "$path"
+"$lacuna" inspect "$path" | head -n 12
+
+text=scripts/data/quickstart.txt
+show() {  # show FILE: generated text, speed and perplexity
+  "$lacuna" run "$1" "${threads[@]}" -p "The three most important things to know about compilers are" -n 48 --temp 0
+  "$lacuna" perplexity "$1" "${threads[@]}" -f "$text" --ctx 256
+}
+
+step "The model as it came"
+show "$path"
+
+step "The same model, requantized to q4_K"
+quantized="${path%.gguf}.q4_K.gguf"
+[ -s "$quantized" ] || "$lacuna" quantize "$path" -o "$quantized" --layout q4_K "${threads[@]}"
+show "$quantized"
+
+step "Next"
+printf 'chat:      %s run %s --chat\nmeasure:   %s bench %s --what prefill,decode\ncommands:  %s --help\n' \
+  "$lacuna" "$path" "$lacuna" "$path" "$lacuna"

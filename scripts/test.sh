@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Installs what the tests need, checks the sources, builds and runs every test. The last lines are ctest's own summary.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/lib/packages.sh
+
+usage() {
+  cat <<'TXT'
+usage: scripts/test.sh [--quick]
+  --quick   only the Release tests: no format, include, warning and sanitizer checks
+A test that skips must be listed in tests/allowed_skips.txt, else the run fails. Tests that need data or models beyond the repository read them from
+LACUNA_SHARED_DATA and LACUNA_MODELS and skip where these are absent.
+TXT
+}
+quick=0
+case ${1:-} in
+  -h | --help) usage; exit 0 ;;
+  --quick) quick=1 ;;
+  "") ;;
+  *) printf 'error: unknown option %s\n' "$1" >&2; usage >&2; exit 2 ;;
+esac
+
+step() { printf '\n== %s (%ds)\n' "$1" "$SECONDS"; }
+
+step "Packages"
+install_packages "${build_packages[@]}" "${test_packages[@]}" python3-pip
+
+if [ "$quick" -eq 0 ]; then
+  step "Format, include arrows, scripts"
+  git ls-files -z -- '*.h' '*.cc' '*.cu' '*.cuh' | xargs -0 clang-format-14 --dry-run --Werror
+  python3 scripts/check_includes.py
+  for script in scripts/*.sh .ci/run; do bash -n "$script"; done
+fi
+
+step "Release build, warnings are errors"
+scripts/build.sh --no-install
+python3 scripts/check_isa_symbols.py build/release
+
+if [ "$quick" -eq 0 ]; then
+  step "Unit tests under ASan and UBSan"
+  scripts/build.sh --no-install --preset sanitize
+  scripts/run_ctest.sh build/sanitize --label-exclude slow
+
+  step "The kernels compile for NEON"
+  scripts/check_neon.sh
+fi
+
+step "Release tests"
+scripts/run_ctest.sh build/release
