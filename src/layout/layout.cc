@@ -1,0 +1,218 @@
+#include "layout/layout.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cassert>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/checked_math.h"
+#include "core/error.h"
+#include "layout/fallback.h"
+#include "layout/float_rows.h"
+#include "layout/q2_K.h"
+#include "layout/q3_K.h"
+#include "layout/q4_0.h"
+#include "layout/q4_1.h"
+#include "layout/q4_K.h"
+#include "layout/q5_0.h"
+#include "layout/q5_1.h"
+#include "layout/q5_K.h"
+#include "layout/q6_K.h"
+#include "layout/q8_0.h"
+
+namespace lacuna::layout {
+
+namespace {
+
+int64_t size_bytes(const Layout& layout, Shape shape) {
+  if (shape.N < 0 || shape.K < 0)
+    throw Error("the shape is [{}, {}], but neither number may be negative; the file is damaged", shape.N, shape.K);
+  if (shape.K % layout.block_cols != 0)
+    throw Error("K = {}, but {} needs a multiple of {}; store it as {} instead", shape.K, layout.name,
+                layout.block_cols, get(fitting_layout(layout.id, shape.K)).name);
+  const auto row = checked_mul(shape.K / layout.block_cols, layout.block_bytes);
+  const auto size = row ? checked_mul(*row, shape.N) : row;
+  if (!size) throw Error("[{}, {}] in {} is more than 2^63 bytes; the file is damaged", shape.N, shape.K, layout.name);
+  return *size;
+}
+
+void check_spans(const Layout& layout, std::span<const std::byte> row, std::span<const float> w) {
+  assert(int64_t(w.size()) % layout.block_cols == 0);
+  assert(int64_t(row.size()) == layout.row_bytes(int64_t(w.size())));
+  (void)layout, (void)row, (void)w;
+}
+
+void check_importance(std::span<const float> w, std::span<const float> importance) {
+  if (importance.empty()) return;
+  if (importance.size() != w.size())
+    throw Error("{} importances for a row of {} weights; give one for each input or none", importance.size(), w.size());
+  for (size_t k = 0; k < importance.size(); ++k)
+    if (!(importance[k] >= 0.0f && std::isfinite(importance[k])))
+      throw Error("the importance of input {} is {}, but it must be a finite number >= 0; collect the statistics again",
+                  k, importance[k]);
+}
+
+// Blocks may lie at any address, so each is copied out before it is used.
+template <class Block>
+Block load_block(std::span<const std::byte> bytes, size_t index) {
+  Block block;
+  std::memcpy(&block, bytes.data() + index * sizeof(Block), sizeof(Block));
+  return block;
+}
+
+template <class Block>
+void decode_blocks(const Layout& layout, std::span<const std::byte> row, std::span<float> w) {
+  check_spans(layout, row, w);
+  for (size_t b = 0; b < row.size() / sizeof(Block); ++b)
+    decode_block(load_block<Block>(row, b), w.data() + b * size_t(Block::kCols));
+}
+
+bool is_finite(f16 h) { return (h.bits & 0x7c00u) != 0x7c00u; }
+
+template <class Block>
+bool has_finite_scales(const Block& block) {
+  if constexpr (requires { block.dmin; })
+    return is_finite(block.d) && is_finite(block.dmin);
+  else if constexpr (requires { block.d; })
+    return is_finite(block.d);
+  else if constexpr (requires { block.min; })
+    return is_finite(block.scale) && is_finite(block.min);
+  else
+    return is_finite(block.scale);
+}
+
+template <class Block>
+int64_t first_bad_block_row(const Layout& layout, Shape shape, std::span<const std::byte> bytes) {
+  assert(int64_t(bytes.size()) == size_bytes(layout, shape));
+  const size_t blocks = size_t(shape.K / layout.block_cols);
+  for (size_t b = 0; b < bytes.size() / sizeof(Block); ++b)
+    if (!has_finite_scales(load_block<Block>(bytes, b))) return int64_t(b / blocks);
+  return -1;
+}
+
+template <void (*encode)(std::span<const float>, std::span<std::byte>)>
+void encode_float_row(const Layout& layout, std::span<const float> w, std::span<const float> importance,
+                      std::span<std::byte> out) {
+  check_spans(layout, out, w);
+  check_importance(w, importance);
+  encode(w, out);
+}
+
+template <void (*decode)(std::span<const std::byte>, std::span<float>)>
+void decode_float_row(const Layout& layout, std::span<const std::byte> row, std::span<float> w) {
+  check_spans(layout, row, w);
+  decode(row, w);
+}
+
+template <bool (*is_finite_row)(std::span<const std::byte>)>
+int64_t first_bad_float_row(const Layout& layout, Shape shape, std::span<const std::byte> bytes) {
+  const size_t stride = size_t(layout.row_bytes(shape.K));
+  assert(int64_t(bytes.size()) == size_bytes(layout, shape));
+  for (int64_t n = 0; n < shape.N; ++n)
+    if (!is_finite_row(bytes.subspan(size_t(n) * stride, stride))) return n;
+  return -1;
+}
+
+template <class Block>
+constexpr Layout block_layout(Id id, std::string_view name, int ggml_type) {
+  return {id,
+          name,
+          ggml_type,
+          Block::kCols,
+          int64_t(sizeof(Block)),
+          size_bytes,
+          nullptr,
+          decode_blocks<Block>,
+          first_bad_block_row<Block>};
+}
+
+constexpr std::array kLayouts = {
+    Layout{Id::f32, "f32", 0, 1, 4, size_bytes, encode_float_row<encode_f32>, decode_float_row<decode_f32>,
+           first_bad_float_row<is_finite_f32>},
+    Layout{Id::f16, "f16", 1, 1, 2, size_bytes, encode_float_row<encode_f16>, decode_float_row<decode_f16>,
+           first_bad_float_row<is_finite_f16>},
+    Layout{Id::bf16, "bf16", 30, 1, 2, size_bytes, encode_float_row<encode_bf16>, decode_float_row<decode_bf16>,
+           first_bad_float_row<is_finite_bf16>},
+    block_layout<Q4_0Block>(Id::q4_0, "q4_0", 2),
+    block_layout<Q4_1Block>(Id::q4_1, "q4_1", 3),
+    block_layout<Q5_0Block>(Id::q5_0, "q5_0", 6),
+    block_layout<Q5_1Block>(Id::q5_1, "q5_1", 7),
+    block_layout<Q8_0Block>(Id::q8_0, "q8_0", 8),
+    block_layout<Q2KBlock>(Id::q2_K, "q2_K", 10),
+    block_layout<Q3KBlock>(Id::q3_K, "q3_K", 11),
+    block_layout<Q4KBlock>(Id::q4_K, "q4_K", 12),
+    block_layout<Q5KBlock>(Id::q5_K, "q5_K", 13),
+    block_layout<Q6KBlock>(Id::q6_K, "q6_K", 14),
+};
+
+static_assert(
+    [] {
+      for (size_t i = 0; i < kLayouts.size(); ++i)
+        if (size_t(kLayouts[i].id) != i) return false;
+      return true;
+    }(),
+    "the table is in the order of Id");
+
+}  // namespace
+
+std::span<const Layout> all() { return kLayouts; }
+
+const Layout& get(Id id) {
+  assert(size_t(id) < kLayouts.size());
+  return kLayouts[size_t(id)];
+}
+
+const Layout* find(std::string_view name) {
+  const auto it = std::ranges::find(kLayouts, name, &Layout::name);
+  return it == kLayouts.end() ? nullptr : &*it;
+}
+
+const Layout* find_ggml_type(int type) {
+  if (type < 0) return nullptr;
+  const auto it = std::ranges::find(kLayouts, type, &Layout::ggml_type);
+  return it == kLayouts.end() ? nullptr : &*it;
+}
+
+std::string_view known_names() {
+  static const std::string names = [] {
+    std::string list;
+    for (const Layout& layout : kLayouts) list += (list.empty() ? "" : ", ") + std::string(layout.name);
+    return list;
+  }();
+  return names;
+}
+
+void project_row(const Layout& layout, std::span<float> w, std::span<const float> importance) {
+  std::vector<std::byte> row(size_t(layout.size_bytes(layout, {1, int64_t(w.size())})));
+  layout.encode_row(layout, w, importance, row);
+  layout.decode_row(layout, row, w);
+}
+
+void decode_rows(const Layout& layout, Shape shape, std::span<const std::byte> bytes, int64_t row0, int64_t rows,
+                 float* out) {
+  assert(row0 >= 0 && rows >= 0 && row0 + rows <= shape.N);
+  assert(int64_t(bytes.size()) == size_bytes(layout, shape));
+  const size_t stride = size_t(layout.row_bytes(shape.K)), K = size_t(shape.K);
+  for (int64_t n = 0; n < rows; ++n)
+    layout.decode_row(layout, bytes.subspan(size_t(row0 + n) * stride, stride), {out + size_t(n) * K, K});
+}
+
+int64_t find_non_finite(std::span<const float> values) {
+  constexpr uint32_t kExponent = 0x7f800000u;
+  constexpr size_t kChunk = 4096;  // whole chunks are tested without a branch a value
+  for (size_t begin = 0; begin < values.size(); begin += kChunk) {
+    const std::span<const float> chunk = values.subspan(begin, std::min(kChunk, values.size() - begin));
+    bool bad = false;
+    for (const float value : chunk) bad |= (std::bit_cast<uint32_t>(value) & kExponent) == kExponent;
+    if (!bad) continue;
+    for (size_t i = 0; i < chunk.size(); ++i)
+      if (!std::isfinite(chunk[i])) return int64_t(begin + i);
+  }
+  return -1;
+}
+
+}  // namespace lacuna::layout

@@ -1,0 +1,28 @@
+// src/layout/q5_1.h - 5-bit codes, scale and minimum, 32 weights a block (ggml's Q5_1).
+// W: [N, K] row-major, K % 32 == 0. A row is K/32 blocks:
+//   scale  f16      weight = code * scale + min, code in 0..31
+//   min    f16
+//   high   u8[4]    bit 4 of the code of weight j is bit j of this little-endian 32-bit word
+//   low    u8[16]   bits 0..3. Byte j: low nibble = weight j, high nibble = weight j + 16
+// 24 bytes per 32 weights = 6 bits/weight.
+#pragma once
+
+#include <cstdint>
+
+#include "core/scalar.h"
+
+namespace lacuna::layout {
+
+struct Q5_1Block {
+  static constexpr int64_t kCols = 32;
+  f16 scale;
+  f16 min;
+  uint8_t high[4];
+  uint8_t low[16];
+};
+static_assert(sizeof(Q5_1Block) == 24);
+
+/// Decodes one block; this function defines the format. w: [32].
+void decode_block(const Q5_1Block& block, float* w);
+
+}  // namespace lacuna::layout

@@ -1,0 +1,31 @@
+// src/layout/q5_K.h - 5-bit codes, 8 sub-blocks of 32 with 6-bit scales and minima, 256 weights a block (ggml's Q5_K).
+// W: [N, K] row-major, K % 256 == 0. A row is K/256 blocks:
+//   d          f16      weight = (d * scale) * code - (dmin * min), code in 0..31, scale and min in 0..63
+//   dmin       f16
+//   scale_min  u8[12]   6-bit scales and minima of the sub-blocks, packed as six_bit.h says
+//   high       u8[32]   bit 4 of the code of weight l of sub-block s is bit s of high[l]
+//   low        u8[128]  bits 0..3. Byte 32p + l: low nibble = weight l of sub-block 2p, high nibble = of sub-block 2p +
+//   1
+// 176 bytes per 256 weights = 5.5 bits/weight.
+#pragma once
+
+#include <cstdint>
+
+#include "core/scalar.h"
+
+namespace lacuna::layout {
+
+struct Q5KBlock {
+  static constexpr int64_t kCols = 256;
+  f16 d;
+  f16 dmin;
+  uint8_t scale_min[12];
+  uint8_t high[32];
+  uint8_t low[128];
+};
+static_assert(sizeof(Q5KBlock) == 176);
+
+/// Decodes one block; this function defines the format. w: [256].
+void decode_block(const Q5KBlock& block, float* w);
+
+}  // namespace lacuna::layout
