@@ -1,0 +1,113 @@
+#include "cli/app.h"
+
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/command.h"
+#include "core/error.h"
+#include "kernels/ops.h"
+#include "lacuna_commit.h"
+
+namespace lacuna::cli {
+namespace {
+
+#if defined(__clang__)
+constexpr const char* kCompiler = "clang " __clang_version__;
+#else
+constexpr const char* kCompiler = "g++ " __VERSION__;
+#endif
+
+std::string version_text() {
+  return fmt::format("lacuna {}\ncommit   {}\ncompiler {}\nSIMD     {}\nbuild    {}\n", LACUNA_VERSION, LACUNA_COMMIT,
+                     kCompiler, kernels::isa_name(), LACUNA_BUILD_TYPE);
+}
+
+/// One line, whatever the message holds.
+void complain(std::string message) {
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  fmt::print(stderr, "lacuna: {}\n", message);
+}
+
+using Commands = std::vector<std::pair<CLI::App*, Action>>;
+
+std::string names_of(const CLI::App& program) {
+  std::string names;
+  for (const CLI::App* command : program.get_subcommands([](const CLI::App*) { return true; }))
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  return names;
+}
+
+int run_checked(int argc, char** argv) {
+  CLI::App program(
+      "Lacuna runs language models on this machine, makes them smaller and measures them.\n"
+      "`lacuna COMMAND --help` explains each command.",
+      "lacuna");
+  program.require_subcommand(0, 1);
+  bool version = false;
+  program.add_flag("--version", version, "print version, commit, compiler, SIMD target and build type");
+
+  std::vector<Action> actions;
+  for (const auto add :
+       {add_pull, add_run, add_inspect, add_tokenize, add_quantize, add_perplexity, add_bench, add_synth})
+    actions.push_back(add(program));
+  const std::vector<CLI::App*> commands = program.get_subcommands([](CLI::App*) { return true; });
+
+  if (argc > 1 && argv[1][0] != '-' &&
+      std::none_of(commands.begin(), commands.end(), [&](CLI::App* c) { return c->get_name() == argv[1]; })) {
+    complain(fmt::format("unknown command '{}'; the commands are {}", argv[1], names_of(program)));
+    return 2;
+  }
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    const auto chosen = program.get_subcommands();
+    print(chosen.empty() ? program.help() : chosen[0]->help());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    const auto chosen = program.get_subcommands();
+    complain(fmt::format("{}; see `lacuna {}--help`", error.what(), chosen.empty() ? "" : chosen[0]->get_name() + " "));
+    return 2;
+  }
+  if (version) {
+    print(version_text());
+    return 0;
+  }
+  for (size_t i = 0; i < commands.size(); ++i)
+    if (commands[i]->parsed()) return actions[i]();
+  complain(fmt::format("no command given; the commands are {}; see `lacuna --help`", names_of(program)));
+  return 2;
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);  // print() sees the closed pipe
+  std::signal(SIGXFSZ, SIG_IGN);  // so does a writer that meets the file size limit
+  auto log = std::make_shared<spdlog::logger>("lacuna", std::make_shared<spdlog::sinks::stderr_color_sink_st>());
+  log->set_pattern("lacuna: %^%l%$: %v");
+  spdlog::set_default_logger(std::move(log));
+  try {
+    return run_checked(argc, argv);
+  } catch (const ReaderGone&) {
+    return 0;
+  } catch (const Error& error) {
+    complain(error.what());
+  } catch (const std::bad_alloc&) {
+    complain("out of memory; try a shorter --ctx or a smaller model");
+  } catch (const std::exception& error) {
+    complain(fmt::format("internal error: {}", error.what()));
+  }
+  return 1;
+}
+
+}  // namespace lacuna::cli

@@ -1,0 +1,84 @@
+// src/cli/command.h - what all subcommands share: common flags, output, opening a model.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "io/checkpoint.h"
+#include "kernels/ops.h"
+#include "model/decoder.h"
+#include "tokenizer/tokenizer.h"
+
+namespace lacuna::cli {
+
+using Json = nlohmann::ordered_json;
+
+/// Flags of every subcommand.
+struct Common {
+  int threads = usable_cores();
+  std::string device = "cpu";
+  bool json = false;
+};
+
+/// What a subcommand does once its flags are read; returns the exit code, throws Error.
+using Action = std::function<int()>;
+
+// One function a subcommand: adds it to the program's parser and returns its action.
+Action add_inspect(CLI::App& program);
+Action add_tokenize(CLI::App& program);
+Action add_run(CLI::App& program);
+Action add_perplexity(CLI::App& program);
+Action add_bench(CLI::App& program);
+Action add_synth(CLI::App& program);
+Action add_quantize(CLI::App& program);
+Action add_pull(CLI::App& program);
+
+void add_common(CLI::App& command, Common& common);
+/// Throws Error for a device that this build lacks.
+void check_common(const Common& common);
+
+/// Thrown when the reader of stdout has gone: the program ends quietly.
+struct ReaderGone {};
+
+/// Writes to stdout at once. Throws ReaderGone, or Error with the system's reason (a full disk).
+void print(std::string_view text);
+/// One object on one line. Bytes that are no UTF-8 become U+FFFD.
+void print_json(const Json& object);
+
+/// The whole file; "-" is standard input. Throws Error with the system's reason.
+std::string read_input(const std::string& path);
+
+/// Largest resident memory of this process so far, mapped weights included.
+int64_t peak_memory_bytes();
+/// "1.5 GiB", "98.4 MiB", "512 B".
+std::string human_bytes(int64_t bytes);
+
+kernels::KvType parse_kv(const std::string& name);
+/// Adds `--kv`.
+void add_kv(CLI::App& command, std::string& kv);
+
+/// A model ready to run, with its tokenizer where the files have one.
+struct LoadedModel {
+  io::Checkpoint checkpoint;
+  std::optional<Tokenizer> tokenizer;
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<model::Decoder> decoder;
+  double load_s = 0;
+
+  /// Throws Error when the files have no tokenizer.
+  const Tokenizer& need_tokenizer() const;
+};
+LoadedModel load_model(const std::string& path, const Common& common,
+                       kernels::Prepare prepare = kernels::Prepare::automatic);
+
+}  // namespace lacuna::cli

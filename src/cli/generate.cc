@@ -1,0 +1,130 @@
+#include "cli/generate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+
+#include "core/error.h"
+#include "core/progress.h"
+
+namespace lacuna::cli {
+namespace {
+
+constexpr int64_t kPrefillStep = 512;  // tokens between two looks at Ctrl-C
+
+volatile std::sig_atomic_t g_interrupted = 0;
+struct sigaction g_old_action;
+
+void on_interrupt(int) { g_interrupted = 1; }
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+std::string_view name_of(Stop stop) {
+  switch (stop) {
+    case Stop::limit:
+      return "limit";
+    case Stop::end_token:
+      return "end";
+    case Stop::context_full:
+      return "context";
+    case Stop::interrupted:
+      break;
+  }
+  return "interrupted";
+}
+
+InterruptGuard::InterruptGuard() {
+  g_interrupted = 0;
+  struct sigaction action {};
+  action.sa_handler = on_interrupt;  // without SA_RESTART: a read that waits for the user returns
+  ::sigaction(SIGINT, &action, &g_old_action);
+}
+InterruptGuard::~InterruptGuard() { ::sigaction(SIGINT, &g_old_action, nullptr); }
+bool InterruptGuard::interrupted() { return g_interrupted != 0; }
+void InterruptGuard::clear() { g_interrupted = 0; }
+
+Generation generate(const LoadedModel& model, Sequence& sequence, model::Sampler& sampler,
+                    std::span<const int32_t> prompt, const GenerateOptions& options,
+                    const std::function<void(std::string_view)>& on_text) {
+  model::Session& session = sequence.session;
+  if (prompt.empty())
+    throw Error("the prompt is empty and the model adds no BOS token; give at least one token of text");
+  const int64_t length = int64_t(prompt.size());
+  if (length > session.capacity())
+    throw Error("the prompt has {} tokens, but the context holds {} (the model allows {}); shorten it or raise --ctx",
+                length, session.capacity(), model.decoder->config().n_ctx);
+
+  // Keep what the cache already holds of the prompt, all but its last token.
+  const auto same = std::mismatch(sequence.ids.begin(), sequence.ids.end(), prompt.begin(), prompt.end()).first;
+  const int64_t kept = std::min<int64_t>(same - sequence.ids.begin(), length - 1);
+  session.truncate(kept);
+  sequence.ids.resize(size_t(kept));
+
+  Generation out;
+  const auto advance = [&](std::span<const int32_t> ids) {
+    const std::span<const float> logits = model.decoder->forward(session, ids);
+    sequence.ids.insert(sequence.ids.end(), ids.begin(), ids.end());
+    return logits;
+  };
+  const auto prefill_start = std::chrono::steady_clock::now();
+  std::span<const int32_t> rest = prompt.subspan(size_t(kept));
+  out.prefill_tokens = int64_t(rest.size());
+  std::span<const float> logits;
+  {
+    Progress progress("prompt", int64_t(rest.size()), "tokens");
+    while (int64_t(rest.size()) > kPrefillStep) {
+      if (InterruptGuard::interrupted()) {
+        out.stop = Stop::interrupted;
+        out.prefill_tokens -= int64_t(rest.size());
+        out.prefill_s = seconds_since(prefill_start);
+        return out;
+      }
+      const auto step = rest.first(kPrefillStep);
+      model.decoder->forward(session, step, model::Decoder::Want::none, {});
+      sequence.ids.insert(sequence.ids.end(), step.begin(), step.end());
+      rest = rest.subspan(kPrefillStep);
+      progress.add(kPrefillStep);
+    }
+    logits = advance(rest);
+  }
+  out.prefill_s = seconds_since(prefill_start);
+  for (const int32_t id : prompt) sampler.accept(id);
+
+  Utf8Stream stream;
+  const auto emit = [&](const std::string& text) {
+    if (text.empty()) return;
+    out.text += text;
+    on_text(text);
+  };
+  const auto decode_start = std::chrono::steady_clock::now();
+  while (options.max_tokens < 0 || int64_t(out.ids.size()) < options.max_tokens) {
+    const int32_t id = sampler.sample(logits);
+    if (!options.ignore_end && model.tokenizer && model.tokenizer->ends_generation(id)) {
+      out.stop = Stop::end_token;
+      break;
+    }
+    sampler.accept(id);
+    out.ids.push_back(id);
+    if (model.tokenizer) emit(stream.push(model.tokenizer->piece(id)));
+    if (InterruptGuard::interrupted()) {
+      out.stop = Stop::interrupted;
+      break;
+    }
+    if (int64_t(out.ids.size()) == options.max_tokens) break;
+    if (session.length() == session.capacity()) {
+      out.stop = Stop::context_full;
+      break;
+    }
+    logits = advance({&id, 1});
+    ++out.decode_tokens;
+  }
+  out.decode_s = out.decode_tokens > 0 ? seconds_since(decode_start) : 0;
+  emit(stream.finish());
+  return out;
+}
+
+}  // namespace lacuna::cli

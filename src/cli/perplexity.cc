@@ -1,0 +1,139 @@
+// src/cli/perplexity.cc - `perplexity`: how well a model predicts a text.
+#include "eval/perplexity.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+
+#include "cli/command.h"
+#include "core/error.h"
+
+namespace lacuna::cli {
+namespace {
+
+struct Options : Common {
+  std::string model, file, protocol = "hf", kv = "f16", logits_out;
+  int64_t ctx = 2048, chunks = 0;
+};
+
+/// Raw logits: int32 n_vocab, int32 n_rows, then float32 rows, all little-endian. The name appears when it is complete.
+class LogitsFile {
+ public:
+  LogitsFile(std::string path, int64_t n_vocab)
+      : path_(std::move(path)), temporary_(path_ + ".partial"), n_vocab_(int32_t(n_vocab)) {
+    file_ = std::fopen(temporary_.c_str(), "wb");
+    if (!file_) fail("created");
+    header();
+  }
+  ~LogitsFile() {
+    if (!file_) return;
+    std::fclose(file_);
+    std::remove(temporary_.c_str());
+  }
+  LogitsFile(const LogitsFile&) = delete;
+  LogitsFile& operator=(const LogitsFile&) = delete;
+  void add(std::span<const float> row) {
+    if (std::fwrite(row.data(), sizeof(float), row.size(), file_) != row.size()) fail("written");
+    ++rows_;
+  }
+  void finish() {
+    if (std::fseek(file_, 0, SEEK_SET) != 0) fail("written");
+    header();
+    if (std::fflush(file_) != 0) fail("written");
+    if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail("renamed to its name");
+    std::fclose(std::exchange(file_, nullptr));
+  }
+
+ private:
+  void header() {
+    const int32_t values[2] = {n_vocab_, rows_};
+    if (std::fwrite(values, sizeof(int32_t), 2, file_) != 2) fail("written");
+  }
+  [[noreturn]] void fail(const char* what) const {
+    throw Error("{}: cannot be {}: {}", temporary_, what, std::strerror(errno));
+  }
+  std::string path_, temporary_;
+  std::FILE* file_ = nullptr;
+  int32_t n_vocab_, rows_ = 0;
+};
+
+int perplexity(const Options& options) {
+  check_common(options);
+  const std::string text = read_input(options.file);
+  const LoadedModel model = load_model(options.model, options);
+  const Tokenizer& tokenizer = model.need_tokenizer();
+
+  eval::PerplexityOptions wanted{.ctx = options.ctx,
+                                 .protocol = options.protocol == "hf" ? eval::Protocol::hf : eval::Protocol::llama_cpp,
+                                 .chunks = options.chunks,
+                                 .kv = parse_kv(options.kv),
+                                 .progress = true,
+                                 .on_logits = {}};
+  std::optional<LogitsFile> logits;
+  if (!options.logits_out.empty()) {
+    logits.emplace(options.logits_out, model.decoder->config().n_vocab);
+    wanted.on_logits = [&](std::span<const float> row) { logits->add(row); };
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const eval::PerplexityResult result = eval::perplexity(*model.decoder, tokenizer, text, wanted);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (logits) logits->finish();
+
+  if (options.json) {
+    print_json({{"ppl", result.ppl},
+                {"stderr", result.std_error},
+                {"tokens", result.tokens},
+                {"windows", result.windows},
+                {"ctx", options.ctx},
+                {"protocol", options.protocol},
+                {"bos", result.bos},
+                {"text_sha256", result.text_sha256},
+                {"act_sparsity", 0.0},
+                {"seconds", seconds}});
+  } else {
+    print(fmt::format("perplexity {:.4f} +- {:.4f}\n", result.ppl, result.std_error));
+    print(fmt::format("{} tokens scored in {} windows of {}, protocol {}, BOS {}, text sha256 {}\n", result.tokens,
+                      result.windows, options.ctx, options.protocol, result.bos ? "yes" : "no", result.text_sha256));
+    fmt::print(stderr, "{:.1f} s, {:.1f} tokens/s, peak memory {}\n", seconds,
+               double(result.windows * options.ctx) / seconds, human_bytes(peak_memory_bytes()));
+  }
+  return 0;
+}
+
+}  // namespace
+
+Action add_perplexity(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = program.add_subcommand(
+      "perplexity", "Measure how well a model predicts a text: exp of the mean negative log likelihood.");
+  command->add_option("MODEL", options->model, "a .gguf file or a Hugging Face folder")->required();
+  command->add_option("-f,--file", options->file, "the text; - is standard input")->required()->type_name("FILE");
+  command->add_option("--ctx", options->ctx, "tokens in a window")
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 24))
+      ->capture_default_str()
+      ->type_name("C");
+  command
+      ->add_option("--protocol", options->protocol,
+                   "hf: every token but the first of a window is scored (as papers report); llama.cpp: each window "
+                   "begins with BOS where the model adds one and its second half is scored (as llama-perplexity does)")
+      ->check(CLI::IsMember({"hf", "llama.cpp"}))
+      ->capture_default_str()
+      ->type_name("NAME");
+  command->add_option("--chunks", options->chunks, "score only the first N windows; 0: all complete ones")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
+      ->capture_default_str()
+      ->type_name("N");
+  add_kv(*command, options->kv);
+  command
+      ->add_option(
+          "--logits-out", options->logits_out,
+          "write the logits of every scored position: int32 n_vocab, int32 n_rows, float32 rows, little-endian")
+      ->type_name("FILE");
+  add_common(*command, *options);
+  return [options] { return perplexity(*options); };
+}
+
+}  // namespace lacuna::cli

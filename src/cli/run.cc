@@ -1,0 +1,235 @@
+// src/cli/run.cc - `run`: continue a prompt, or chat.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "cli/chat.h"
+#include "cli/command.h"
+#include "cli/generate.h"
+#include "core/error.h"
+
+namespace lacuna::cli {
+namespace {
+
+constexpr int64_t kDefaultContext = 8192;  // at most: a cache for 128K tokens is no default
+constexpr int64_t kDefaultTokens = 256;    // of a raw continuation; an answer goes on until the model ends it
+
+struct Options : Common {
+  std::string model, prompt, file, kv = "f16", system, chat_template, prepare = "auto";
+  std::vector<int32_t> prompt_ids;
+  int64_t tokens = 0, ctx = 0;
+  model::SamplerOptions sampler;
+  double act_sparsity = 0;
+  bool chat = false, raw = false, special = false, no_bos = false, ignore_end = false, explain = false;
+  // Which of them were given.
+  bool has_prompt = false, has_file = false, has_ids = false, has_tokens = false;
+};
+
+void print_statistics(const Generation& result, double load_s) {
+  fmt::print(
+      stderr,
+      "load {:.2f} s | prompt {} tokens, {:.1f} tokens/s | generated {} tokens, {:.1f} tokens/s | peak memory {}\n",
+      load_s, result.prefill_tokens, result.prefill_tok_s(), result.ids.size(), result.decode_tok_s(),
+      human_bytes(peak_memory_bytes()));
+}
+
+Json result_json(const Generation& result, const std::vector<int32_t>& prompt_ids, double load_s) {
+  return {{"text", result.text},
+          {"prompt_ids", prompt_ids},
+          {"ids", result.ids},
+          {"load_s", load_s},
+          {"prefill_tok_s", result.prefill_tok_s()},
+          {"decode_tok_s", result.decode_tok_s()},
+          {"act_sparsity", 0.0},
+          {"stop", name_of(result.stop)},
+          {"peak_memory_bytes", peak_memory_bytes()}};
+}
+
+ChatTemplate chat_template(const Options& options, const LoadedModel& model) {
+  if (!options.chat_template.empty()) return ChatTemplate::from(options.chat_template);
+  const std::string& own = model.need_tokenizer().vocabulary().chat_template;
+  if (!own.empty()) return ChatTemplate::from(own);
+  std::string names;
+  for (const std::string_view name : ChatTemplate::names()) names += (names.empty() ? "" : ", ") + std::string(name);
+  throw Error(
+      "{}: the model has no chat template; pass one with --chat-template NAME ({}), or give -p TEXT without "
+      "--chat to continue raw text",
+      model.checkpoint.path(), names);
+}
+
+int run(const Options& options) {
+  check_common(options);
+  if (options.act_sparsity != 0)
+    throw Error("--act-sparsity {}: {} holds no activation thresholds, so only 0 (dense) can run", options.act_sparsity,
+                options.model);
+  const bool has_prompt = options.has_prompt || options.has_file || options.has_ids;
+  const bool chat = options.chat || (!has_prompt && !options.raw && ::isatty(STDIN_FILENO) == 1);
+  if (!has_prompt && !chat) throw Error("no prompt: give -p TEXT, -f FILE, or --chat to talk with the model");
+  if (!chat && !options.system.empty()) throw Error("--system needs --chat: a raw continuation has no system message");
+  if (chat && options.has_ids) throw Error("--prompt-ids cannot be used with --chat");
+  if (chat && !has_prompt && options.json) throw Error("--json needs a prompt: give -p TEXT or -f FILE");
+  const std::string prompt = options.has_file ? read_input(options.file) : options.prompt;
+
+  LoadedModel model = load_model(options.model, options,
+                                 options.prepare == "auto" ? kernels::Prepare::automatic : kernels::Prepare::in_place);
+  if (options.explain) fmt::print(stderr, "{}\n", model.decoder->explain());
+  const int64_t model_ctx = model.decoder->config().n_ctx;
+  Sequence sequence(*model.decoder, options.ctx > 0 ? options.ctx : std::min(model_ctx, kDefaultContext),
+                    parse_kv(options.kv));
+  model::Sampler sampler(options.sampler, model.decoder->config().n_vocab);
+  const GenerateOptions generation{
+      .max_tokens = options.has_tokens ? options.tokens : (chat ? -1 : kDefaultTokens),
+      .ignore_end = options.ignore_end,
+  };
+  const auto on_text = [&](std::string_view text) {
+    if (!options.json) print(text);
+  };
+
+  Generation result;
+  std::vector<int32_t> prompt_ids;
+  if (chat) {
+    Chat conversation(model, sequence, sampler, chat_template(options, model), options.system, generation);
+    if (!has_prompt) {
+      chat_loop(conversation);
+      return 0;
+    }
+    const InterruptGuard guard;
+    result = conversation.ask(prompt, on_text);
+    prompt_ids = conversation.prompt_ids();
+  } else {
+    prompt_ids = options.has_ids ? options.prompt_ids
+                                 : model.need_tokenizer().encode(
+                                       prompt, {.add_special = !options.no_bos, .parse_special = options.special});
+    const InterruptGuard guard;
+    result = generate(model, sequence, sampler, prompt_ids, generation, on_text);
+  }
+
+  if (options.json)
+    print_json(result_json(result, prompt_ids, model.load_s));
+  else
+    print("\n");
+  if (result.stop == Stop::context_full)
+    fmt::print(stderr,
+               "lacuna: the context of {} tokens is full, so the text ends here (the model allows {}; see --ctx)\n",
+               sequence.session.capacity(), model_ctx);
+  print_statistics(result, model.load_s);
+  return result.stop == Stop::interrupted ? 130 : 0;
+}
+
+}  // namespace
+
+Action add_run(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = program.add_subcommand(
+      "run",
+      "Continue a prompt (-p, -f) or chat (--chat, or no prompt on a terminal). Text goes to stdout as it is made, "
+      "statistics to stderr.");
+  command->add_option("MODEL", options->model, "a .gguf file or a Hugging Face folder")->required();
+
+  CLI::Option* prompt =
+      command->add_option("-p,--prompt", options->prompt, "text to continue, or the message with --chat")
+          ->type_name("TEXT");
+  CLI::Option* file =
+      command->add_option("-f,--file", options->file, "read it from this file; - is standard input")->type_name("FILE");
+  CLI::Option* ids =
+      command->add_option("--prompt-ids", options->prompt_ids, "the prompt as token ids, separated by commas")
+          ->delimiter(',')
+          ->type_name("IDS");
+  prompt->excludes(file);
+  prompt->excludes(ids);
+  file->excludes(ids);
+  CLI::Option* tokens =
+      command
+          ->add_option(
+              "-n,--tokens", options->tokens,
+              "tokens to generate at most; -1: until the model ends or the context is full; default: 256, in a "
+              "chat -1")
+          ->check(CLI::Range(int64_t{-1}, int64_t{1} << 40))
+          ->type_name("N");
+  command->add_flag("--special", options->special, "control tokens written in the prompt become their ids");
+  command->add_flag("--no-bos", options->no_bos, "do not add the special tokens (BOS) that the model adds");
+  command->add_flag("--ignore-eos", options->ignore_end, "go on past the tokens that end a text");
+
+  command->add_option("--temp", options->sampler.temperature, "temperature; 0: always the likeliest token")
+      ->capture_default_str()
+      ->type_name("T")
+      ->group("Sampling");
+  command->add_option("--top-k", options->sampler.top_k, "only the K likeliest tokens; 0: off")
+      ->capture_default_str()
+      ->type_name("K")
+      ->group("Sampling");
+  command
+      ->add_option("--top-p", options->sampler.top_p, "only the likeliest tokens that sum to this probability; 1: off")
+      ->capture_default_str()
+      ->type_name("P")
+      ->group("Sampling");
+  command
+      ->add_option("--min-p", options->sampler.min_p,
+                   "only tokens at least this share as likely as the likeliest; 0: off")
+      ->capture_default_str()
+      ->type_name("P")
+      ->group("Sampling");
+  command
+      ->add_option("--repeat-penalty", options->sampler.repeat_penalty,
+                   "makes tokens seen lately less likely; 1: off, above 1: stronger")
+      ->capture_default_str()
+      ->type_name("R")
+      ->group("Sampling");
+  command->add_option("--repeat-window", options->sampler.repeat_window, "how many last tokens the penalty looks at")
+      ->capture_default_str()
+      ->type_name("N")
+      ->group("Sampling");
+  command->add_option("--seed", options->sampler.seed, "start of the random numbers: the same seed, the same text")
+      ->capture_default_str()
+      ->type_name("S")
+      ->group("Sampling");
+
+  CLI::Option* chat =
+      command
+          ->add_flag("--chat", options->chat,
+                     "use the model's chat template; without -p or -f, messages are read from standard input")
+          ->group("Chat");
+  command
+      ->add_flag("--raw,--no-chat", options->raw, "never chat: continue the prompt as it is (the default with -p, -f)")
+      ->excludes(chat)
+      ->group("Chat");
+  command->add_option("--system", options->system, "the system message")->type_name("TEXT")->group("Chat");
+  command
+      ->add_option("--chat-template", options->chat_template,
+                   "prompt format by name, instead of the one recognised from the model")
+      ->type_name("NAME")
+      ->group("Chat");
+
+  command
+      ->add_option("--ctx", options->ctx,
+                   "most tokens of prompt and answer together; 0: what the model allows, at most 8192")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+      ->capture_default_str()
+      ->type_name("C");
+  add_kv(*command, options->kv);
+  command
+      ->add_option("--act-sparsity", options->act_sparsity,
+                   "share of activations to skip; needs a model with thresholds, else only 0")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str()
+      ->type_name("S");
+  command
+      ->add_option(
+          "--prepare", options->prepare,
+          "auto: repack weights where that is faster; in_place: read them from the mapped file, no second copy")
+      ->check(CLI::IsMember({"auto", "in_place"}))
+      ->capture_default_str()
+      ->type_name("HOW");
+  command->add_flag("--explain", options->explain, "print to stderr which kernels run each group of weights");
+  add_common(*command, *options);
+  return [options, prompt, file, ids, tokens] {
+    options->has_prompt = prompt->count() > 0;
+    options->has_file = file->count() > 0;
+    options->has_ids = ids->count() > 0;
+    options->has_tokens = tokens->count() > 0;
+    return run(*options);
+  };
+}
+
+}  // namespace lacuna::cli
