@@ -37,6 +37,7 @@ class GgufWriter {
   std::vector<TensorPlan> tensors_;
   size_t current_ = 0;
   int64_t written_of_current_ = 0;
+  int64_t alignment_;
   void advance();
 };
 

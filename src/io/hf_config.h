@@ -1,0 +1,34 @@
+// src/io/hf_config.h - a Hugging Face config.json as GGUF metadata.
+//
+// Keys as llama.cpp's converter writes them ({arch}.block_count, {arch}.rope.freq_base, ...), {arch} being "llama" (also
+// for Mistral), "qwen2", "qwen3" or "opt". Beyond the converter's:
+//   {arch}.attention.sliding_window     only where the model really uses one window in every layer
+//   {arch}.rope.scaling.type "llama3"   with .factor .low_freq_factor .high_freq_factor .original_context_length; a GGUF
+//                                       file has the tensor rope_freqs.weight instead
+//   {arch}.rope.scaling.yarn_attn_factor  Hugging Face's attention_factor where the file names one: the whole factor on
+//                                       cos and sin; absent: 0.1 ln(factor) + 1
+// OPT (no architecture of llama.cpp): the usual sizes and
+//   opt.attention.layer_norm_epsilon 1e-5, opt.position_offset 2, opt.word_embed_proj_dim, opt.do_layer_norm_before,
+//   opt.final_layer_norm (the one after the last layer), opt.activation_function ("relu")
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "io/metadata.h"
+
+namespace lacuna::io {
+
+struct HfConfig {
+  Metadata metadata;
+  std::string model_type;  // "llama", "mistral", "qwen2", "qwen3", "opt"
+  std::string architecture;
+  int64_t block_count = 0, vocab_size = 0;
+  bool tied = false;  // the output head is the embedding
+};
+
+/// Throws Error for a model type that is not one of the above (lists them) and for every option that this program does
+/// not run.
+HfConfig read_hf_config(std::string_view text, const std::string& where);
+
+}  // namespace lacuna::io

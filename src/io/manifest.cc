@@ -1,0 +1,72 @@
+#include "io/manifest.h"
+
+#include <algorithm>
+
+#include "core/checked_math.h"
+#include "core/error.h"
+#include "io/json.h"
+
+namespace lacuna::io {
+
+namespace {
+
+void refuse_other_keys(const nlohmann::json& object, std::initializer_list<std::string_view> known,
+                       const std::string& where) {
+  for (const auto& [key, value] : object.items())
+    if (std::find(known.begin(), known.end(), key) == known.end())
+      throw Error("{}: unknown key \"{}\"; known are {}", where, key, fmt::join(known, ", "));
+}
+
+ManifestTensor read_tensor(const nlohmann::json& json, const std::string& where) {
+  const JsonObject object(json, where);
+  refuse_other_keys(json, {"layout", "N", "K", "nnz", "params", "sha256"}, where);
+  ManifestTensor out;
+  out.layout = object.need_string("layout");
+  out.shape = {object.need_integer("N"), object.need_integer("K")};
+  const auto weights = checked_mul(out.shape.N, out.shape.K);
+  if (out.shape.N < 1 || out.shape.K < 1 || !weights)
+    throw Error("{}: N = {}, K = {}; both must be at least 1 and N*K below 2^63", where, out.shape.N, out.shape.K);
+  out.nnz = object.need_integer("nnz");
+  if (out.nnz < 0 || out.nnz > *weights)
+    throw Error("{}: nnz = {} of {} weights; it must lie between 0 and N*K", where, out.nnz, *weights);
+  const auto& params = object.need_object("params");
+  const JsonObject typed(params, where);
+  for (const auto& [key, value] : params.items()) out.params[key] = typed.need_integer(key.c_str());
+  out.sha256 = object.need_string("sha256");
+  const auto is_hex = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  if (out.sha256.size() != 64 || !std::all_of(out.sha256.begin(), out.sha256.end(), is_hex))
+    throw Error("{}: sha256 must be 64 lower-case hex digits, found \"{}\"", where, out.sha256);
+  return out;
+}
+
+}  // namespace
+
+Manifest parse_manifest(std::string_view text, const std::string& where) {
+  const std::string top = fmt::format("{}: {}", where, kManifestKey);
+  const nlohmann::json json = parse_json_object(text, top);
+  const JsonObject object(json, top);
+  const int64_t version = object.need_integer("version");
+  if (version != kManifestVersion)
+    throw Error("{}: version {} is not supported, only {} is; the file was made by another version of this program", top,
+                version, kManifestVersion);
+  refuse_other_keys(json, {"version", "tensors"}, top);
+  Manifest out;
+  for (const auto& [name, value] : object.need_object("tensors").items()) {
+    if (name.empty()) throw Error("{}: a tensor without a name", top);
+    out[name] = read_tensor(value, fmt::format("{}: tensor {}", top, name));
+  }
+  return out;
+}
+
+const layout::Layout& packed_layout(const std::string& tensor, const ManifestTensor& entry, const std::string& where) {
+  std::string known;
+  for (const layout::Layout& layout : layout::all()) {
+    if (layout.ggml_type >= 0) continue;
+    if (layout.name == entry.layout) return layout;
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", layout.name);
+  }
+  throw Error("{}: tensor {}: unknown packed layout \"{}\"; known are: {}", where, tensor, entry.layout,
+              known.empty() ? "none in this version" : known);
+}
+
+}  // namespace lacuna::io

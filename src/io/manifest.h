@@ -1,0 +1,38 @@
+// src/io/manifest.h - `lacuna.manifest`: what the I8 tensors of a GGUF file hold.
+//
+// A JSON string under one metadata key, so that any GGUF tool can list the file:
+//   {"version": 1, "tensors": {NAME: {"layout": LAYOUT, "N": outputs, "K": inputs, "nnz": kept weights,
+//    "params": {PARAMETER: integer, ...}, "sha256": 64 hex digits of the source tensor's bytes}, ...}}
+// Every key is needed; others are refused.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "layout/layout.h"
+
+namespace lacuna::io {
+
+constexpr std::string_view kManifestKey = "lacuna.manifest";
+constexpr int64_t kManifestVersion = 1;
+
+struct ManifestTensor {
+  std::string layout;
+  layout::Shape shape;
+  int64_t nnz = 0;  // 0..N*K
+  std::map<std::string, int64_t> params;
+  std::string sha256;
+};
+
+using Manifest = std::map<std::string, ManifestTensor, std::less<>>;  // by tensor name
+
+/// Throws Error (starting with `where`) for anything that is not exactly as above. Layout names are looked up by
+/// packed_layout.
+Manifest parse_manifest(std::string_view text, const std::string& where);
+
+/// The layout that a manifest names. Throws Error naming the tensor and listing the packed layouts when there is none.
+const layout::Layout& packed_layout(const std::string& tensor, const ManifestTensor& entry, const std::string& where);
+
+}  // namespace lacuna::io
