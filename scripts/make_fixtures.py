@@ -3,7 +3,7 @@
 
     scripts/make_fixtures.py [SUBJECT ...] [--shared-data FOLDER]
 
-Subjects: hf ggml_types gguf_files gguf_models tokenizer chat (default: all). The output is deterministic for the same package versions.
+Subjects: hf ggml_types gguf_files gguf_models tokenizer chat text_model (default: all). The output is deterministic for the same package versions.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
-SUBJECTS = ["hf", "ggml_types", "gguf_files", "gguf_models", "tokenizer", "chat"]
+SUBJECTS = ["hf", "ggml_types", "gguf_files", "gguf_models", "tokenizer", "chat", "text_model"]
 
 
 def main():
