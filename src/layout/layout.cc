@@ -65,10 +65,25 @@ Block load_block(std::span<const std::byte> bytes, size_t index) {
 }
 
 template <class Block>
-void decode_blocks(const Layout& layout, std::span<const std::byte> row, std::span<float> w) {
+void decode_row_of_blocks(const Layout& layout, std::span<const std::byte> row, std::span<float> w) {
   check_spans(layout, row, w);
   for (size_t b = 0; b < row.size() / sizeof(Block); ++b)
     decode_block(load_block<Block>(row, b), w.data() + b * size_t(Block::kCols));
+}
+
+template <class Block>
+void encode_row_of_blocks(const Layout& layout, std::span<const float> w, std::span<const float> importance,
+                          std::span<std::byte> out) {
+  check_spans(layout, out, w);
+  check_importance(w, importance);
+  constexpr size_t kCols = size_t(Block::kCols), kChunk = 256;
+  std::array<Block, kChunk / kCols> blocks;
+  for (size_t k = 0; k < w.size(); k += kChunk) {
+    const size_t cols = std::min(kChunk, w.size() - k);
+    const std::span<Block> chunk = std::span(blocks).first(cols / kCols);
+    encode_blocks(w.subspan(k, cols), importance.empty() ? importance : importance.subspan(k, cols), chunk);
+    std::memcpy(out.data() + k / kCols * sizeof(Block), chunk.data(), chunk.size_bytes());
+  }
 }
 
 bool is_finite(f16 h) { return (h.bits & 0x7c00u) != 0x7c00u; }
@@ -125,8 +140,8 @@ constexpr Layout block_layout(Id id, std::string_view name, int ggml_type) {
           Block::kCols,
           int64_t(sizeof(Block)),
           size_bytes,
-          nullptr,
-          decode_blocks<Block>,
+          encode_row_of_blocks<Block>,
+          decode_row_of_blocks<Block>,
           first_bad_block_row<Block>};
 }
 

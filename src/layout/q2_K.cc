@@ -1,6 +1,21 @@
 #include "layout/q2_K.h"
 
+#include "layout/superblock.h"
+
 namespace lacuna::layout {
+
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q2KBlock> out) {
+  static constexpr Margin kMargins[] = {{-0.3f, -0.3f}, {-0.3f, 0.1f}, {-0.3f, 0.5f}, {0.1f, -0.3f}, {0.1f, 0.1f},
+                                        {0.1f, 0.5f},   {0.5f, -0.3f}, {0.5f, 0.1f},  {0.5f, 0.5f}};
+  const auto fit = fit_affine_superblock<16>(
+      w, importance, {.top = 3, .levels = 15, .margins = kMargins, .fit_rounds = 1, .rounds = 3});
+  Q2KBlock block{};
+  block.d = fit.d;
+  block.dmin = fit.dmin;
+  for (int s = 0; s < 16; ++s) block.scale_min[s] = uint8_t(fit.scale[s] | fit.min[s] << 4);
+  for (int k = 0; k < 256; ++k) block.code[k / 128 * 32 + k % 32] |= uint8_t(fit.code[k] << (k % 128 / 32 * 2));
+  out[0] = block;
+}
 
 void decode_block(const Q2KBlock& block, float* w) {
   const float d = to_float(block.d), dmin = to_float(block.dmin);

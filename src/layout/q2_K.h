@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/scalar.h"
 
@@ -21,6 +22,9 @@ struct Q2KBlock {
   f16 dmin;
 };
 static_assert(sizeof(Q2KBlock) == 84);
+
+/// Encodes one block. w: [256]; importance: [256] or empty.
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q2KBlock> out);
 
 /// Decodes one block; this function defines the format. w: [256].
 void decode_block(const Q2KBlock& block, float* w);

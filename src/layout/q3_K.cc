@@ -1,6 +1,33 @@
 #include "layout/q3_K.h"
 
+#include "layout/superblock.h"
+
 namespace lacuna::layout {
+
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q3KBlock> out) {
+  static constexpr float kCandidates[] = {-3.1f, -3.3f, -3.5f, -3.7f, -3.9f, -4.1f, -4.3f, -4.5f, 3.0f, 3.4f};
+  const auto fit = fit_symmetric_superblock<16>(w, importance,
+                                                {.lowest = -4,
+                                                 .highest = 3,
+                                                 .scale_lowest = -32,
+                                                 .scale_highest = 31,
+                                                 .candidates = kCandidates,
+                                                 .fit_rounds = 1,
+                                                 .rounds = 3});
+  Q3KBlock block{};
+  block.d = fit.d;
+  for (int s = 0; s < 16; ++s) {
+    const int scale = fit.scale[s] + 32;
+    block.scale[s % 8] |= uint8_t((scale & 15) << (s / 8 * 4));
+    block.scale[8 + s % 4] |= uint8_t((scale >> 4) << (s / 4 * 2));
+  }
+  for (int k = 0; k < 256; ++k) {
+    const int code = fit.code[k] + 4;
+    block.low[k / 128 * 32 + k % 32] |= uint8_t((code & 3) << (k % 128 / 32 * 2));
+    block.high[k % 32] |= uint8_t((code >> 2) << (k / 32));
+  }
+  out[0] = block;
+}
 
 void decode_block(const Q3KBlock& block, float* w) {
   const float d = to_float(block.d);

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/scalar.h"
 
@@ -25,6 +26,9 @@ struct Q3KBlock {
   f16 d;
 };
 static_assert(sizeof(Q3KBlock) == 110);
+
+/// Encodes one block. w: [256]; importance: [256] or empty.
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q3KBlock> out);
 
 /// Decodes one block; this function defines the format. w: [256].
 void decode_block(const Q3KBlock& block, float* w);

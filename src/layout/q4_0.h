@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/scalar.h"
 
@@ -17,6 +18,9 @@ struct Q4_0Block {
   uint8_t code[16];
 };
 static_assert(sizeof(Q4_0Block) == 18);
+
+/// Encodes w.size() / 32 <= 8 blocks. importance: [w.size()] or empty.
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q4_0Block> out);
 
 /// Decodes one block; this function defines the format. w: [32].
 void decode_block(const Q4_0Block& block, float* w);

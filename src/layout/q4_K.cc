@@ -1,8 +1,22 @@
 #include "layout/q4_K.h"
 
 #include "layout/six_bit.h"
+#include "layout/superblock.h"
 
 namespace lacuna::layout {
+
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q4KBlock> out) {
+  static constexpr Margin kMargins[] = {{-0.3f, -0.3f}, {-0.3f, 0.1f}, {-0.3f, 0.5f}, {0.1f, -0.3f}, {0.1f, 0.1f},
+                                        {0.1f, 0.5f},   {0.5f, -0.3f}, {0.5f, 0.1f},  {0.5f, 0.5f}};
+  const auto fit = fit_affine_superblock<32>(
+      w, importance, {.top = 15, .levels = 63, .margins = kMargins, .fit_rounds = 1, .rounds = 3});
+  Q4KBlock block{};
+  block.d = fit.d;
+  block.dmin = fit.dmin;
+  pack_six_bit(fit.scale, fit.min, block.scale_min);
+  for (int k = 0; k < 256; ++k) block.code[k / 64 * 32 + k % 32] |= uint8_t(fit.code[k] << (k % 64 / 32 * 4));
+  out[0] = block;
+}
 
 void decode_block(const Q4KBlock& block, float* w) {
   const float d = to_float(block.d), dmin = to_float(block.dmin);

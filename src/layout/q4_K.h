@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/scalar.h"
 
@@ -21,6 +22,9 @@ struct Q4KBlock {
   uint8_t code[128];
 };
 static_assert(sizeof(Q4KBlock) == 144);
+
+/// Encodes one block. w: [256]; importance: [256] or empty.
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q4KBlock> out);
 
 /// Decodes one block; this function defines the format. w: [256].
 void decode_block(const Q4KBlock& block, float* w);

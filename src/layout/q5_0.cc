@@ -2,7 +2,23 @@
 
 #include <cstring>
 
+#include "layout/block32.h"
+
 namespace lacuna::layout {
+
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q5_0Block> out) {
+  static constexpr float kCandidates[] = {-15.1f, -15.3f, -15.5f, -15.7f, -15.9f, -16.0f,
+                                          -16.1f, -16.3f, -16.5f, 15.0f,  15.4f};
+  const Blocks32 fit = fit_symmetric_blocks(w, importance, -16, 15, kCandidates, 2);
+  for (size_t b = 0; b < out.size(); ++b) {
+    out[b].scale = fit.scale[b];
+    uint32_t high = 0;
+    for (int j = 0; j < 32; ++j) high |= uint32_t((fit.code[b][j] + 16) >> 4) << j;
+    std::memcpy(out[b].high, &high, sizeof(high));
+    for (int j = 0; j < 16; ++j)
+      out[b].low[j] = uint8_t(((fit.code[b][j] + 16) & 15) | ((fit.code[b][j + 16] + 16) & 15) << 4);
+  }
+}
 
 void decode_block(const Q5_0Block& block, float* w) {
   const float scale = to_float(block.scale);

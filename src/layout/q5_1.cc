@@ -2,7 +2,23 @@
 
 #include <cstring>
 
+#include "layout/block32.h"
+
 namespace lacuna::layout {
+
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q5_1Block> out) {
+  static constexpr Margin kMargins[] = {{-0.3f, -0.3f}, {-0.3f, 0.1f}, {-0.3f, 0.5f}, {0.1f, -0.3f}, {0.1f, 0.1f},
+                                        {0.1f, 0.5f},   {0.5f, -0.3f}, {0.5f, 0.1f},  {0.5f, 0.5f}};
+  const Blocks32 fit = fit_affine_blocks(w, importance, 31, kMargins, 2);
+  for (size_t b = 0; b < out.size(); ++b) {
+    out[b].scale = fit.scale[b];
+    out[b].min = fit.min[b];
+    uint32_t high = 0;
+    for (int j = 0; j < 32; ++j) high |= uint32_t((fit.code[b][j]) >> 4) << j;
+    std::memcpy(out[b].high, &high, sizeof(high));
+    for (int j = 0; j < 16; ++j) out[b].low[j] = uint8_t(((fit.code[b][j]) & 15) | ((fit.code[b][j + 16]) & 15) << 4);
+  }
+}
 
 void decode_block(const Q5_1Block& block, float* w) {
   const float scale = to_float(block.scale), min = to_float(block.min);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/scalar.h"
 
@@ -21,6 +22,9 @@ struct Q5_1Block {
   uint8_t low[16];
 };
 static_assert(sizeof(Q5_1Block) == 24);
+
+/// Encodes w.size() / 32 <= 8 blocks. importance: [w.size()] or empty.
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q5_1Block> out);
 
 /// Decodes one block; this function defines the format. w: [32].
 void decode_block(const Q5_1Block& block, float* w);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/scalar.h"
 
@@ -24,6 +25,9 @@ struct Q5KBlock {
   uint8_t low[128];
 };
 static_assert(sizeof(Q5KBlock) == 176);
+
+/// Encodes one block. w: [256]; importance: [256] or empty.
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q5KBlock> out);
 
 /// Decodes one block; this function defines the format. w: [256].
 void decode_block(const Q5KBlock& block, float* w);

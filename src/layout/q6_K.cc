@@ -1,6 +1,29 @@
 #include "layout/q6_K.h"
 
+#include "layout/superblock.h"
+
 namespace lacuna::layout {
+
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q6KBlock> out) {
+  static constexpr float kCandidates[] = {-31.4f, -31.6f, -31.8f, -32.0f, -32.2f, -32.4f, -32.6f, 31.0f, 31.4f};
+  const auto fit = fit_symmetric_superblock<16>(w, importance,
+                                                {.lowest = -32,
+                                                 .highest = 31,
+                                                 .scale_lowest = -128,
+                                                 .scale_highest = 127,
+                                                 .candidates = kCandidates,
+                                                 .fit_rounds = 1,
+                                                 .rounds = 3});
+  Q6KBlock block{};
+  block.d = fit.d;
+  for (int s = 0; s < 16; ++s) block.scale[s] = fit.scale[s];
+  for (int k = 0; k < 256; ++k) {
+    const int code = fit.code[k] + 32, half = k / 128, quarter = k % 128 / 32, place = k % 32;
+    block.low[64 * half + 32 * (quarter % 2) + place] |= uint8_t((code & 15) << (quarter / 2 * 4));
+    block.high[32 * half + place] |= uint8_t((code >> 4) << (quarter * 2));
+  }
+  out[0] = block;
+}
 
 void decode_block(const Q6KBlock& block, float* w) {
   const float d = to_float(block.d);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/scalar.h"
 
@@ -23,6 +24,9 @@ struct Q6KBlock {
   f16 d;
 };
 static_assert(sizeof(Q6KBlock) == 210);
+
+/// Encodes one block. w: [256]; importance: [256] or empty.
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q6KBlock> out);
 
 /// Decodes one block; this function defines the format. w: [256].
 void decode_block(const Q6KBlock& block, float* w);

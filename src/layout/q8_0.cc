@@ -1,6 +1,17 @@
 #include "layout/q8_0.h"
 
+#include "layout/block32.h"
+
 namespace lacuna::layout {
+
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q8_0Block> out) {
+  static constexpr float kCandidates[] = {126.4f, 126.6f, 126.8f, 127.0f, 127.2f, 127.4f};
+  const Blocks32 fit = fit_symmetric_blocks(w, importance, -127, 127, kCandidates, 2);
+  for (size_t b = 0; b < out.size(); ++b) {
+    out[b].scale = fit.scale[b];
+    for (int j = 0; j < 32; ++j) out[b].code[j] = fit.code[b][j];
+  }
+}
 
 void decode_block(const Q8_0Block& block, float* w) {
   const float scale = to_float(block.scale);
