@@ -28,7 +28,10 @@ struct Float8 {
   Float8(Half lo_half, Half hi_half) : lo(lo_half), hi(hi_half) {}
   Float8(float all) : lo{all, all, all, all}, hi{all, all, all, all} {}  // NOLINT: a number is a vector of it
   float operator[](int j) const { return j < 4 ? lo[j] : hi[j - 4]; }
-  void set(int j, float value) { (j < 4 ? lo[j] : hi[j - 4]) = value; }
+  void set(int j, float value) {
+    Half& half = j < 4 ? lo : hi;
+    half[j % 4] = value;
+  }
 
   friend Float8 operator+(Float8 a, Float8 b) { return {a.lo + b.lo, a.hi + b.hi}; }
   friend Float8 operator-(Float8 a, Float8 b) { return {a.lo - b.lo, a.hi - b.hi}; }
