@@ -72,6 +72,11 @@ std::string human_bytes(int64_t bytes) {
   return fmt::format("{} B", bytes);
 }
 
+layout::Id layout_named(const std::string& flag, const std::string& name) {
+  if (const layout::Layout* found = layout::find(name)) return found->id;
+  throw Error("{} {}: unknown layout; known: {}", flag, name, layout::known_names());
+}
+
 kernels::KvType parse_kv(const std::string& name) {
   if (name == "f16") return kernels::KvType::f16;
   if (name == "q8_0") return kernels::KvType::q8_0;

@@ -63,6 +63,8 @@ int64_t peak_memory_bytes();
 /// "1.5 GiB", "98.4 MiB", "512 B".
 std::string human_bytes(int64_t bytes);
 
+/// Throws Error naming the flag and the known layouts.
+layout::Id layout_named(const std::string& flag, const std::string& name);
 kernels::KvType parse_kv(const std::string& name);
 /// Adds `--kv`.
 void add_kv(CLI::App& command, std::string& kv);

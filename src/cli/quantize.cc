@@ -1,0 +1,102 @@
+// src/cli/quantize.cc - `quantize`: a checkpoint in, a smaller GGUF file out.
+#include "io/quantize.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+
+#include "cli/command.h"
+
+namespace lacuna::cli {
+namespace {
+
+struct Options : Common {
+  std::string model, out, layout = "q4_K", head_layout, embedding_layout;
+  bool pure = false, strict = false;
+};
+
+int quantize(const Options& options) {
+  check_common(options);
+  io::QuantizeOptions wanted;
+  wanted.layout = layout_named("--layout", options.layout);
+  if (!options.head_layout.empty()) wanted.head_layout = layout_named("--head-layout", options.head_layout);
+  if (!options.embedding_layout.empty())
+    wanted.embedding_layout = layout_named("--embedding-layout", options.embedding_layout);
+  wanted.pure = options.pure;
+  wanted.strict = options.strict;
+
+  const auto start = std::chrono::steady_clock::now();
+  const io::Checkpoint source = io::Checkpoint::open(options.model);
+  ThreadPool pool(options.threads);
+  const io::QuantizeReport report = io::quantize(source, options.out, wanted, pool);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+
+  if (!report.requantized.empty())
+    spdlog::warn(
+        "{} was quantized already ({}): quantizing again loses quality; start from f16, bf16 or f32 where you can",
+        options.model, fmt::join(report.requantized, ", "));
+  const auto fell = report.fell_back();
+  if (options.json) {
+    Json fallbacks = Json::array();
+    for (const auto* tensor : fell)
+      fallbacks.push_back({{"name", tensor->name},
+                           {"wanted", tensor->wanted->name},
+                           {"stored", tensor->stored->name},
+                           {"k", tensor->dims.back()}});
+    print_json({{"path", options.out},
+                {"bytes", report.file_bytes},
+                {"params", report.params},
+                {"weight_bytes", report.bytes},
+                {"effective_bits", report.effective_bits()},
+                {"fell_back", std::move(fallbacks)},
+                {"requantized", report.requantized},
+                {"seconds", seconds},
+                {"peak_memory_bytes", peak_memory_bytes()}});
+    return 0;
+  }
+  std::string out;
+  for (const auto* tensor : fell)
+    out += fmt::format("fell back: {} rows of {} do not fit {}, stored as {}\n", tensor->name, tensor->dims.back(),
+                       tensor->wanted->name, tensor->stored->name);
+  out += fmt::format("{}: {} ({} bytes), {:.3f} bits per weight, {} of {} tensors fell back\n", options.out,
+                     human_bytes(report.file_bytes), report.file_bytes, report.effective_bits(), fell.size(),
+                     report.tensors.size());
+  print(out);
+  fmt::print(stderr, "{:.1f} s, peak memory {}\n", seconds, human_bytes(peak_memory_bytes()));
+  return 0;
+}
+
+}  // namespace
+
+Action add_quantize(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = program.add_subcommand(
+      "quantize",
+      "Store a model's matrices in fewer bits, as one GGUF file. Vectors stay f32; the output head (a tied model's "
+      "embedding table) gets q6_K where the layout asked for has fewer bits, as llama.cpp does; its _S and _M mixes of "
+      "further layouts are not made. Rows that do not fit a layout fall back and are named.");
+  command->add_option("MODEL", options->model, "a .gguf file or a Hugging Face folder")->required();
+  command->add_option("-o,--out", options->out, "the file to write; it appears when it is complete")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("--layout", options->layout, fmt::format("one of {}", layout::known_names()))
+      ->capture_default_str()
+      ->type_name("NAME");
+  CLI::Option* pure = command->add_flag("--pure", options->pure, "every matrix in --layout, head and embedding too");
+  command
+      ->add_option("--head-layout", options->head_layout,
+                   "layout of the output head; default: q6_K, or --layout where that has more bits")
+      ->excludes(pure)
+      ->type_name("NAME");
+  command
+      ->add_option("--embedding-layout", options->embedding_layout, "layout of the embedding table; default: --layout")
+      ->excludes(pure)
+      ->type_name("NAME");
+  command->add_flag("--strict", options->strict, "refuse, before anything is written, when a tensor would fall back");
+  add_common(*command, *options);
+  return [options] { return quantize(*options); };
+}
+
+}  // namespace lacuna::cli

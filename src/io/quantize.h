@@ -1,0 +1,61 @@
+// src/io/quantize.h - stores a model's matrices in another layout: any checkpoint in, one GGUF file out.
+//
+// Which tensor gets which layout (unless `pure`):
+//   vectors (norms, biases)        f32
+//   learned position embeddings    as in the source
+//   the output head                `head_layout`, else q6_K where the layout asked for has fewer bits, else that
+//   layout.
+//                                  A tied model's head is its embedding table, so that one gets it.
+//   the embedding table            `embedding_layout`, else the layout asked for (one row is read a token)
+//   all other matrices             the layout asked for
+// That is llama.cpp's rule for the head; its Q4_K_M and Q4_K_S mixes also give some attn_v and ffn_down more bits,
+// which this does not. Rows that do not fit a layout's blocks fall back (layout/fallback.h); the report names them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "io/checkpoint.h"
+#include "layout/layout.h"
+
+namespace lacuna::io {
+
+struct QuantizeOptions {
+  layout::Id layout = layout::Id::q4_K;
+  std::optional<layout::Id> head_layout, embedding_layout;
+  bool pure = false;    // every matrix in `layout`
+  bool strict = false;  // a tensor that would fall back is an Error
+  bool progress = true;
+};
+
+struct QuantizeReport {
+  struct Tensor {
+    std::string name;
+    std::vector<int64_t> dims;
+    const layout::Layout* source = nullptr;
+    const layout::Layout* wanted = nullptr;
+    const layout::Layout* stored = nullptr;  // differs from wanted: it fell back
+    int64_t count = 0, bytes = 0;
+  };
+  std::vector<Tensor> tensors;
+  int64_t params = 0, bytes = 0, file_bytes = 0;
+  /// Names of quantized layouts that were decoded and quantized again.
+  std::vector<std::string> requantized;
+
+  double effective_bits() const { return params > 0 ? 8.0 * double(bytes) / double(params) : 0; }
+  std::vector<const Tensor*> fell_back() const;
+};
+
+/// What would be stored, without writing anything. Throws Error in strict mode when a tensor falls back.
+QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& options);
+
+/// Writes `path` (atomically; nothing is left on an error). q and k rows of a Hugging Face "llama" are put into GGUF's
+/// order of rotary pairs. Throws Error naming the tensor for NaN and infinity and for values that the layout cannot
+/// hold.
+QuantizeReport quantize(const Checkpoint& source, const std::string& path, const QuantizeOptions& options,
+                        ThreadPool& pool);
+
+}  // namespace lacuna::io

@@ -1,0 +1,225 @@
+#include "model/synth.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <numbers>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "core/progress.h"
+#include "core/rng.h"
+#include "io/checkpoint.h"
+#include "io/gguf_writer.h"
+#include "layout/fallback.h"
+
+namespace lacuna::model {
+namespace {
+
+constexpr int64_t kRunCols = 256;    // weights of one run; a multiple of every layout's block
+constexpr int64_t kPoolRuns = 2048;  // distinct runs: 512K weights, 288 KiB in q4_K
+constexpr int64_t kChunkBytes = int64_t{16} << 20;
+constexpr int64_t kPositionOffset = 2;      // OPT's position table begins with two unused rows
+constexpr int64_t kOriginalContext = 8192;  // of Llama 3's rotary scaling
+
+/// GPT-2's printable stand-in for each byte, as UTF-8.
+std::string byte_token(int byte) {
+  const auto printable = [](int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; };
+  int code = byte;
+  if (!printable(byte)) {
+    code = 256;
+    for (int b = 0; b < byte; ++b) code += printable(b) ? 0 : 1;
+  }
+  if (code < 0x80) return std::string(1, char(code));
+  return {char(0xc0 | (code >> 6)), char(0x80 | (code & 0x3f))};
+}
+
+Vocabulary stand_in_vocabulary(int64_t size) {
+  const std::string space = byte_token(' ');
+  Vocabulary out;
+  out.model = Vocabulary::Model::byte_bpe;
+  out.pre = "gpt-2";
+  for (int byte = 0; byte < 256; ++byte) out.tokens.push_back(byte_token(byte));
+  out.tokens.push_back(space + space);
+  out.merges.push_back(space + " " + space);
+  for (int64_t id = int64_t(out.tokens.size()); id < size - 2; ++id) out.tokens.push_back(fmt::format("[{}]", id));
+  out.types.assign(out.tokens.size(), TokenType::normal);
+  for (const char* control : {"<|begin|>", "<|end|>"}) {
+    out.tokens.push_back(control);
+    out.types.push_back(TokenType::control);
+  }
+  out.add_bos = false;
+  out.bos_id = int32_t(size - 2);
+  out.eos_id = int32_t(size - 1);
+  return out;
+}
+
+io::Metadata make_metadata(const ModelShape& shape, int64_t n_layers) {
+  io::Metadata out;
+  const std::string prefix = std::string(shape.architecture) + ".";
+  const auto count = [&](const char* key, int64_t value) { out.set(prefix + key, uint32_t(value)); };
+  out.set("general.architecture", std::string(shape.architecture));
+  out.set("general.type", std::string("model"));
+  out.set("general.name", std::string(shape.name) + " with random weights");
+  count("block_count", n_layers);
+  count("context_length", shape.n_ctx);
+  count("embedding_length", shape.n_embd);
+  count("feed_forward_length", shape.n_ff);
+  count("vocab_size", shape.n_vocab);
+  count("attention.head_count", shape.n_heads);
+  count("attention.head_count_kv", shape.n_kv_heads);
+  if (shape.rope_base > 0) {
+    count("attention.key_length", shape.head_dim);
+    count("attention.value_length", shape.head_dim);
+    count("rope.dimension_count", shape.head_dim);
+    out.set(prefix + "rope.freq_base", float(shape.rope_base));
+    out.set(prefix + "attention.layer_norm_rms_epsilon", float(shape.norm_eps));
+  } else {
+    out.set(prefix + "attention.layer_norm_epsilon", float(shape.norm_eps));
+    count("position_offset", kPositionOffset);
+    count("word_embed_proj_dim", shape.n_embd);
+    out.set(prefix + "activation_function", std::string("relu"));
+    out.set(prefix + "do_layer_norm_before", true);
+    out.set(prefix + "final_layer_norm", true);
+  }
+  out.set("general.quantization_version", uint32_t{2});
+  io::vocabulary_to_metadata(stand_in_vocabulary(shape.n_vocab), out);
+  return out;
+}
+
+/// A tensor and how it is filled.
+struct Part {
+  enum class Fill : uint8_t { ones, zeros, random, rope_factors };
+  io::TensorPlan plan;
+  Fill fill = Fill::random;
+};
+
+class Plan {
+ public:
+  Plan(const ModelShape& shape, const SynthOptions& options, int64_t n_layers) : shape_(shape), options_(options) {
+    const bool learned = shape.rope_base == 0;
+    matrix("token_embd", shape.n_vocab, shape.n_embd, shape.tied ? options.head_layout : options.layout);
+    if (learned) matrix("position_embd", shape.n_ctx + kPositionOffset, shape.n_embd, layout::Id::f16);
+    if (shape.rope_factor != 1)
+      parts.push_back(
+          {{"rope_freqs.weight", &layout::get(layout::Id::f32), {shape.head_dim / 2}}, Part::Fill::rope_factors});
+    const int64_t q = shape.n_heads * shape.head_dim, kv = shape.n_kv_heads * shape.head_dim;
+    for (int64_t i = 0; i < n_layers; ++i) {
+      const std::string blk = fmt::format("blk.{}.", i);
+      norm(blk + "attn_norm", learned);
+      linear(blk + "attn_q", q, shape.n_embd, shape.qkv_bias);
+      linear(blk + "attn_k", kv, shape.n_embd, shape.qkv_bias);
+      linear(blk + "attn_v", kv, shape.n_embd, shape.qkv_bias);
+      linear(blk + "attn_output", shape.n_embd, q, learned);
+      norm(blk + "ffn_norm", learned);
+      if (!learned) linear(blk + "ffn_gate", shape.n_ff, shape.n_embd, false);
+      linear(blk + "ffn_up", shape.n_ff, shape.n_embd, learned);
+      linear(blk + "ffn_down", shape.n_embd, shape.n_ff, learned);
+    }
+    norm("output_norm", learned);
+    if (!shape.tied) matrix("output", shape.n_vocab, shape.n_embd, options.head_layout);
+  }
+  std::vector<Part> parts;
+
+ private:
+  void matrix(const std::string& name, int64_t N, int64_t K, layout::Id id) {
+    parts.push_back({{name + ".weight", &layout::get(layout::fitting_layout(id, K)), {N, K}}, Part::Fill::random});
+  }
+  void vector(const std::string& name, int64_t n, Part::Fill fill) {
+    parts.push_back({{name, &layout::get(layout::Id::f32), {n}}, fill});
+  }
+  void linear(const std::string& name, int64_t N, int64_t K, bool bias) {
+    matrix(name, N, K, options_.layout);
+    if (bias) vector(name + ".bias", N, Part::Fill::zeros);
+  }
+  void norm(const std::string& name, bool bias) {
+    vector(name + ".weight", shape_.n_embd, Part::Fill::ones);
+    if (bias) vector(name + ".bias", shape_.n_embd, Part::Fill::zeros);
+  }
+  const ModelShape& shape_;
+  const SynthOptions& options_;
+};
+
+/// Encoded runs of one layout and one row length.
+std::vector<std::byte> encode_pool(const layout::Layout& layout, int64_t K, uint64_t seed, ThreadPool& pool) {
+  const int64_t run_bytes = layout.row_bytes(kRunCols);
+  std::vector<std::byte> out(size_t(run_bytes * kPoolRuns));
+  const double deviation = 1.0 / std::sqrt(double(K));
+  pool.parallel_for(kPoolRuns, 32, [&](int64_t begin, int64_t end) {
+    std::vector<float> w(kRunCols);
+    for (int64_t run = begin; run < end; ++run) {
+      Rng rng(seed ^ (uint64_t(run) << 20) ^ (uint64_t(K) << 40) ^ uint64_t(layout.id));
+      for (float& x : w) x = float(rng.normal() * deviation);
+      layout.encode_row(layout, w, {}, std::span(out).subspan(size_t(run * run_bytes), size_t(run_bytes)));
+    }
+  });
+  return out;
+}
+
+std::vector<float> vector_values(const Part& part, const ModelShape& shape) {
+  std::vector<float> out(size_t(part.plan.dims[0]), part.fill == Part::Fill::ones ? 1.0f : 0.0f);
+  if (part.fill != Part::Fill::rope_factors) return out;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const double turns = double(kOriginalContext) *
+                         std::pow(shape.rope_base, -2.0 * double(i) / double(shape.head_dim)) / (2 * std::numbers::pi);
+    const double kept = std::clamp((turns - 1) / (4 - 1), 0.0, 1.0);  // low and high frequency factors 1 and 4
+    out[i] = float(1 / (kept + (1 - kept) / shape.rope_factor));
+  }
+  return out;
+}
+
+}  // namespace
+
+int64_t synthesize(const ModelShape& shape, const std::string& path, const SynthOptions& options, ThreadPool& pool) {
+  const int64_t n_layers = options.n_layers > 0 ? options.n_layers : shape.n_layers;
+  if (n_layers > shape.n_layers)
+    throw Error("{} has {} layers, {} were asked for", shape.name, shape.n_layers, n_layers);
+  const Plan plan(shape, options, n_layers);
+  std::vector<io::TensorPlan> tensors;
+  int64_t total = 0;
+  for (const Part& part : plan.parts) {
+    tensors.push_back(part.plan);
+    total += part.plan.layout->row_bytes(part.plan.dims.back()) * (part.plan.dims.size() > 1 ? part.plan.dims[0] : 1);
+  }
+  io::GgufWriter writer(path, make_metadata(shape, n_layers), std::move(tensors));
+
+  std::optional<Progress> progress;
+  if (options.progress) progress.emplace("synth", total, "B");
+  std::map<std::pair<const layout::Layout*, int64_t>, std::vector<std::byte>> pools;
+  std::vector<std::byte> chunk;
+  for (size_t t = 0; t < plan.parts.size(); ++t) {
+    const Part& part = plan.parts[t];
+    if (part.fill != Part::Fill::random) {
+      const std::vector<float> values = vector_values(part, shape);
+      writer.write(std::as_bytes(std::span(values)));
+      continue;
+    }
+    const layout::Layout& layout = *part.plan.layout;
+    const int64_t N = part.plan.dims[0], K = part.plan.dims[1], row_bytes = layout.row_bytes(K);
+    const int64_t run_bytes = layout.row_bytes(kRunCols);
+    std::vector<std::byte>& runs = pools[{&layout, K}];
+    if (runs.empty()) runs = encode_pool(layout, K, options.seed, pool);
+    const int64_t rows = std::max<int64_t>(1, kChunkBytes / row_bytes);
+    for (int64_t row0 = 0; row0 < N; row0 += rows) {
+      const int64_t count = std::min(rows, N - row0);
+      chunk.resize(size_t(count * row_bytes));
+      pool.parallel_for(count, 16, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          Rng rng(options.seed ^ (uint64_t(t) << 40) ^ uint64_t(row0 + i));
+          std::byte* row = chunk.data() + i * row_bytes;
+          for (int64_t at = 0; at < row_bytes; at += run_bytes)
+            std::memcpy(row + at, runs.data() + int64_t(rng.below(kPoolRuns)) * run_bytes,
+                        size_t(std::min(run_bytes, row_bytes - at)));
+        }
+      });
+      writer.write(chunk);
+      if (progress) progress->add(count * row_bytes);
+    }
+  }
+  return writer.finish();
+}
+
+}  // namespace lacuna::model
