@@ -1,0 +1,239 @@
+// src/cli/bench.cc - `bench`: how fast a model and its linear layers run, against this machine's memory.
+#include "eval/bench.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "cli/command.h"
+#include "core/error.h"
+#include "eval/bandwidth.h"
+#include "model/synth.h"
+
+namespace lacuna::cli {
+namespace {
+
+struct Options : Common {
+  std::string model, synthetic, layout = "q4_K", head_layout = "q6_K", scratch, kv = "f16", prepare = "auto";
+  std::vector<std::string> what = {"linear", "decode", "prefill"};
+  double act_sparsity = 0;
+  int runs = 10;
+  int64_t prompt = 512, gen = 128, context = 0, tokens = 1, n_layers = 0;
+  uint64_t seed = 0;
+};
+
+/// A file with random weights that goes away with the object.
+class SyntheticFile {
+ public:
+  SyntheticFile(const Options& options, ThreadPool& pool) {
+    const std::filesystem::path folder =
+        options.scratch.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(options.scratch);
+    path_ = (folder / fmt::format("lacuna-bench-{}.gguf", ::getpid())).string();
+    model::synthesize(model::find_shape(options.synthetic), path_,
+                      {.layout = layout_named("--layout", options.layout),
+                       .head_layout = layout_named("--head-layout", options.head_layout),
+                       .seed = options.seed,
+                       .n_layers = options.n_layers,
+                       .progress = true},
+                      pool);
+  }
+  ~SyntheticFile() { ::unlink(path_.c_str()); }
+  SyntheticFile(const SyntheticFile&) = delete;
+  SyntheticFile& operator=(const SyntheticFile&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// Prints rows as they come: JSON objects or lines of a table.
+class Report {
+ public:
+  Report(const Options& options, std::string shape, double ceiling_gb_s)
+      : options_(options), shape_(std::move(shape)), ceiling_(ceiling_gb_s) {
+    if (options_.json) return;
+    print(fmt::format("{}, {} threads, {}, memory reads {:.1f} GB/s\n", shape_, options_.threads, kernels::isa_name(),
+                      ceiling_));
+    print(fmt::format("{:<8} {:<28} {:<12} {:>10} {:>19} {:>8} {:>6} {:>10} {:>8}\n", "bench", "what", "layout",
+                      "median ms", "min .. max ms", "GB/s", "of max", "tokens/s", "TFLOP/s"));
+  }
+  void add(const eval::BenchRow& row, double load_s) const {
+    if (!options_.json) {
+      print(fmt::format("{:<8} {:<28} {:<12} {:>10.3f} {:>9.3f} {:>9.3f} {:>8.2f} {:>5.0f}% {:>10.1f} {:>8}\n",
+                        row.bench, row.what, row.layout, row.median_ms, row.min_ms, row.max_ms, row.gb_s(),
+                        100 * row.gb_s() / ceiling_, row.tok_s, row.tflops ? fmt::format("{:.3f}", *row.tflops) : ""));
+      return;
+    }
+    Json out = {{"bench", row.bench},
+                {"what", row.what},
+                {"shape", shape_},
+                {"layout", row.layout},
+                {"act_sparsity", options_.act_sparsity},
+                {"device", options_.device},
+                {"threads", options_.threads},
+                {"median_ms", row.median_ms},
+                {"min_ms", row.min_ms},
+                {"max_ms", row.max_ms},
+                {"runs", row.runs},
+                {"bytes", row.bytes},
+                {"gb_s", row.gb_s()},
+                {"ceiling_gb_s", ceiling_},
+                {"tok_s", row.tok_s},
+                {"checked", row.checked},
+                {"deviation", row.deviation}};
+    if (row.tflops) out["m"] = row.m;
+    if (row.n > 0) out["n"] = row.n, out["k"] = row.k;
+    if (row.tflops) out["tflops"] = *row.tflops;
+    if (load_s > 0) out["load_s"] = load_s;
+    out["isa"] = kernels::isa_name();
+    out["peak_memory_bytes"] = peak_memory_bytes();
+    print_json(out);
+  }
+
+ private:
+  const Options& options_;
+  std::string shape_;
+  double ceiling_;
+};
+
+bool asked(const Options& options, const char* name) {
+  return std::find(options.what.begin(), options.what.end(), name) != options.what.end();
+}
+
+int bench(const Options& options) {
+  check_common(options);
+  if (options.act_sparsity != 0)
+    throw Error("--act-sparsity {}: no sparse kernels exist for this model's layouts; only 0 (dense) can be timed",
+                options.act_sparsity);
+  std::optional<SyntheticFile> synthetic;
+  double ceiling = 0;
+  {
+    ThreadPool pool(options.threads);
+    if (!options.synthetic.empty()) synthetic.emplace(options, pool);
+    ceiling = eval::measure_read_gb_s(pool);
+  }
+  const std::string path = synthetic ? synthetic->path() : options.model;
+  const std::string shape =
+      synthetic ? options.synthetic : std::filesystem::path(path).lexically_normal().filename().string();
+  const eval::BenchOptions wanted{
+      .runs = options.runs,
+      .prepare = options.prepare == "auto" ? kernels::Prepare::automatic : kernels::Prepare::in_place};
+  const Report report(options, shape, ceiling);
+
+  if (asked(options, "linear")) {
+    const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+    ThreadPool pool(options.threads);
+    const auto rows = options.tokens == 1 ? eval::bench_linear(checkpoint, pool, wanted)
+                                          : eval::bench_gemm(checkpoint, pool, options.tokens, wanted);
+    for (const eval::BenchRow& row : rows) report.add(row, 0);
+  }
+  if (asked(options, "decode") || asked(options, "prefill")) {
+    const LoadedModel model = load_model(path, options, wanted.prepare);
+    const kernels::KvType kv = parse_kv(options.kv);
+    if (asked(options, "prefill"))
+      report.add(eval::bench_prefill(*model.decoder, model.checkpoint, options.prompt, kv, wanted), model.load_s);
+    if (asked(options, "decode"))
+      report.add(eval::bench_decode(*model.decoder, model.checkpoint, options.gen, options.context, kv, wanted),
+                 model.load_s);
+    if (!options.json)
+      print(fmt::format("load {:.2f} s, prepared copies {}, peak memory {}\n", model.load_s,
+                        human_bytes(model.decoder->prepared_bytes()), human_bytes(peak_memory_bytes())));
+  }
+  return 0;
+}
+
+}  // namespace
+
+Action add_bench(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = program.add_subcommand(
+      "bench",
+      "Time a model: its linear layers alone, decoding, prefill. Results are checked against the reference before the "
+      "clock starts; the memory read rate is measured first and is the ceiling that GB/s are compared with.");
+  CLI::Option* model = command->add_option("MODEL", options->model, "a .gguf file or a Hugging Face folder");
+  CLI::Option* synthetic =
+      command
+          ->add_option("--synthetic", options->synthetic,
+                       "random weights of a known shape instead of a model; see `lacuna synth --help`")
+          ->excludes(model)
+          ->type_name("SHAPE");
+  command
+      ->add_option("--what", options->what,
+                   "what to time, separated by commas: linear (all linear layers of one token, then the head), decode, "
+                   "prefill")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"linear", "decode", "prefill"}))
+      ->capture_default_str()
+      ->type_name("LIST");
+  command->add_option("--runs", options->runs, "timed repetitions; the median is reported")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str()
+      ->type_name("R");
+  command->add_option("--prompt", options->prompt, "tokens of a prefill")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_option("--gen", options->gen, "tokens decoded in one run")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_option("--context", options->context, "tokens already in the cache when decoding begins")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+      ->capture_default_str()
+      ->type_name("C");
+  command
+      ->add_option("--tokens", options->tokens,
+                   "rows M of --what linear; above 1 each group of the first layer is timed alone")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str()
+      ->type_name("M");
+  command->add_option("--act-sparsity", options->act_sparsity, "share of activations to skip; only 0 for dense layouts")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str()
+      ->type_name("S");
+  add_kv(*command, options->kv);
+  command
+      ->add_option("--prepare", options->prepare,
+                   "auto: repack weights where that is faster; in_place: read them from the mapped file")
+      ->check(CLI::IsMember({"auto", "in_place"}))
+      ->capture_default_str()
+      ->type_name("HOW");
+  command->add_option("--layout", options->layout, "layout of the random matrices")
+      ->needs(synthetic)
+      ->capture_default_str()
+      ->type_name("NAME")
+      ->group("Random weights");
+  command->add_option("--head-layout", options->head_layout, "layout of the random output head")
+      ->needs(synthetic)
+      ->capture_default_str()
+      ->type_name("NAME")
+      ->group("Random weights");
+  command->add_option("--layers", options->n_layers, "only so many layers; 0: all")
+      ->needs(synthetic)
+      ->check(CLI::Range(int64_t{0}, int64_t{1000}))
+      ->capture_default_str()
+      ->type_name("N")
+      ->group("Random weights");
+  command->add_option("--seed", options->seed, "start of the random weights")
+      ->needs(synthetic)
+      ->capture_default_str()
+      ->type_name("S")
+      ->group("Random weights");
+  command
+      ->add_option(
+          "--scratch", options->scratch,
+          "folder for the file of random weights, which is removed at the end; default: the system's folder for "
+          "temporary files")
+      ->needs(synthetic)
+      ->type_name("DIR")
+      ->group("Random weights");
+  add_common(*command, *options);
+  return [options, model, synthetic] {
+    if (model->count() + synthetic->count() == 0) throw Error("nothing to time: give MODEL or --synthetic SHAPE");
+    return bench(*options);
+  };
+}
+
+}  // namespace lacuna::cli
