@@ -28,8 +28,8 @@ std::string folder_of(const std::string& path) {
 std::string temporary_name(const std::string& path) {
   static std::atomic<int> count{0};
   const std::filesystem::path p(path);
-  const std::string name =
-      fmt::format(".{}.{}-{}.partial", p.filename().string(), ::getpid(), count.fetch_add(1, std::memory_order_relaxed));
+  const std::string name = fmt::format(".{}.{}-{}.partial", p.filename().string(), ::getpid(),
+                                       count.fetch_add(1, std::memory_order_relaxed));
   return (p.parent_path() / name).string();
 }
 

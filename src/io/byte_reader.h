@@ -26,8 +26,8 @@ class ByteReader {
   /// what: the thing being read, for the error message.
   std::span<const std::byte> take(uint64_t count, std::string_view what) {
     if (count > remaining())
-      throw Error("{}: {} at byte {} needs {} bytes, but the file ends after {} more; it is cut short or damaged", where_,
-                  what, position_, count, remaining());
+      throw Error("{}: {} at byte {} needs {} bytes, but the file ends after {} more; it is cut short or damaged",
+                  where_, what, position_, count, remaining());
     const auto out = bytes_.subspan(position_, count);
     position_ += count;
     return out;

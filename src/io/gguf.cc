@@ -19,10 +19,11 @@ constexpr uint64_t kMinTensorBytes = 8 + 4 + 8 + 4 + 8;
 constexpr uint32_t kMaxDims = 4;
 
 constexpr std::string_view kTypeNames[] = {
-    "F32",     "F16",    "Q4_0", "Q4_1",  "Q4_2",   "Q4_3",     "Q5_0",     "Q5_1",     "Q8_0",       "Q8_1",       "Q2_K",
-    "Q3_K",    "Q4_K",   "Q5_K", "Q6_K",  "Q8_K",   "IQ2_XXS",  "IQ2_XS",   "IQ3_XXS",  "IQ1_S",      "IQ4_NL",     "IQ3_S",
-    "IQ2_S",   "IQ4_XS", "I8",   "I16",   "I32",    "I64",      "F64",      "IQ1_M",    "BF16",       "Q4_0_4_4",   "Q4_0_4_8",
-    "Q4_0_8_8", "TQ1_0",  "TQ2_0", "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4",    "NVFP4",      "Q1_0",       "Q2_0"};
+    "F32",        "F16",        "Q4_0",       "Q4_1",  "Q4_2",     "Q4_3",     "Q5_0",     "Q5_1",    "Q8_0",
+    "Q8_1",       "Q2_K",       "Q3_K",       "Q4_K",  "Q5_K",     "Q6_K",     "Q8_K",     "IQ2_XXS", "IQ2_XS",
+    "IQ3_XXS",    "IQ1_S",      "IQ4_NL",     "IQ3_S", "IQ2_S",    "IQ4_XS",   "I8",       "I16",     "I32",
+    "I64",        "F64",        "IQ1_M",      "BF16",  "Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8", "TQ1_0",   "TQ2_0",
+    "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4", "NVFP4",    "Q1_0",     "Q2_0"};
 
 /// Columns and bytes of one block of a type that a file may hold here.
 struct BlockSize {
@@ -32,12 +33,17 @@ struct BlockSize {
 /// Plain integers and F64 have no layout, but are legal GGUF and can be listed; I8 holds packed layouts.
 std::optional<BlockSize> block_size(int type) {
   switch (type) {
-    case kGgmlTypeI8: return BlockSize{1, 1};
-    case 25: return BlockSize{1, 2};
-    case 26: return BlockSize{1, 4};
+    case kGgmlTypeI8:
+      return BlockSize{1, 1};
+    case 25:
+      return BlockSize{1, 2};
+    case 26:
+      return BlockSize{1, 4};
     case 27:
-    case 28: return BlockSize{1, 8};
-    default: break;
+    case 28:
+      return BlockSize{1, 8};
+    default:
+      break;
   }
   const layout::Layout* layout = layout::find_ggml_type(type);
   if (layout == nullptr) return std::nullopt;
@@ -65,16 +71,26 @@ MetadataValue read_array(ByteReader& in, const std::string& key) {
   const auto type = in.read<uint32_t>(key);
   const auto count = in.read<uint64_t>(key);
   switch (ValueType(type)) {
-    case ValueType::u8: return read_numbers<uint8_t>(in, count, key);
-    case ValueType::i8: return read_numbers<int8_t>(in, count, key);
-    case ValueType::u16: return read_numbers<uint16_t>(in, count, key);
-    case ValueType::i16: return read_numbers<int16_t>(in, count, key);
-    case ValueType::u32: return read_numbers<uint32_t>(in, count, key);
-    case ValueType::i32: return read_numbers<int32_t>(in, count, key);
-    case ValueType::f32: return read_numbers<float>(in, count, key);
-    case ValueType::u64: return read_numbers<uint64_t>(in, count, key);
-    case ValueType::i64: return read_numbers<int64_t>(in, count, key);
-    case ValueType::f64: return read_numbers<double>(in, count, key);
+    case ValueType::u8:
+      return read_numbers<uint8_t>(in, count, key);
+    case ValueType::i8:
+      return read_numbers<int8_t>(in, count, key);
+    case ValueType::u16:
+      return read_numbers<uint16_t>(in, count, key);
+    case ValueType::i16:
+      return read_numbers<int16_t>(in, count, key);
+    case ValueType::u32:
+      return read_numbers<uint32_t>(in, count, key);
+    case ValueType::i32:
+      return read_numbers<int32_t>(in, count, key);
+    case ValueType::f32:
+      return read_numbers<float>(in, count, key);
+    case ValueType::u64:
+      return read_numbers<uint64_t>(in, count, key);
+    case ValueType::i64:
+      return read_numbers<int64_t>(in, count, key);
+    case ValueType::f64:
+      return read_numbers<double>(in, count, key);
     case ValueType::boolean: {
       if (count > in.remaining()) in.take(count, key);
       std::vector<bool> out(count);
@@ -87,7 +103,8 @@ MetadataValue read_array(ByteReader& in, const std::string& key) {
       for (std::string& text : out) text = in.read_string(key);
       return out;
     }
-    case ValueType::array: throw Error("metadata key {}: arrays of arrays are not supported", key);
+    case ValueType::array:
+      throw Error("metadata key {}: arrays of arrays are not supported", key);
   }
   throw Error("metadata key {}: unknown type {} of array elements", key, type);
 }
@@ -95,19 +112,32 @@ MetadataValue read_array(ByteReader& in, const std::string& key) {
 MetadataValue read_value(ByteReader& in, const std::string& key) {
   const auto type = in.read<uint32_t>(key);
   switch (ValueType(type)) {
-    case ValueType::u8: return in.read<uint8_t>(key);
-    case ValueType::i8: return in.read<int8_t>(key);
-    case ValueType::u16: return in.read<uint16_t>(key);
-    case ValueType::i16: return in.read<int16_t>(key);
-    case ValueType::u32: return in.read<uint32_t>(key);
-    case ValueType::i32: return in.read<int32_t>(key);
-    case ValueType::f32: return in.read<float>(key);
-    case ValueType::boolean: return read_bool(in, key);
-    case ValueType::string: return in.read_string(key);
-    case ValueType::array: return read_array(in, key);
-    case ValueType::u64: return in.read<uint64_t>(key);
-    case ValueType::i64: return in.read<int64_t>(key);
-    case ValueType::f64: return in.read<double>(key);
+    case ValueType::u8:
+      return in.read<uint8_t>(key);
+    case ValueType::i8:
+      return in.read<int8_t>(key);
+    case ValueType::u16:
+      return in.read<uint16_t>(key);
+    case ValueType::i16:
+      return in.read<int16_t>(key);
+    case ValueType::u32:
+      return in.read<uint32_t>(key);
+    case ValueType::i32:
+      return in.read<int32_t>(key);
+    case ValueType::f32:
+      return in.read<float>(key);
+    case ValueType::boolean:
+      return read_bool(in, key);
+    case ValueType::string:
+      return in.read_string(key);
+    case ValueType::array:
+      return read_array(in, key);
+    case ValueType::u64:
+      return in.read<uint64_t>(key);
+    case ValueType::i64:
+      return in.read<int64_t>(key);
+    case ValueType::f64:
+      return in.read<double>(key);
   }
   throw Error("metadata key {}: unknown value type {}; the file is damaged or newer than this program", key, type);
 }
@@ -115,14 +145,14 @@ MetadataValue read_value(ByteReader& in, const std::string& key) {
 int read_version(ByteReader& in) {
   constexpr std::string_view kMagic = "GGUF";
   const auto magic = in.take(4, "the magic \"GGUF\"");
-  if (std::memcmp(magic.data(), kMagic.data(), 4) != 0)
-    throw Error("not a GGUF file: it does not begin with \"GGUF\"");
+  if (std::memcmp(magic.data(), kMagic.data(), 4) != 0) throw Error("not a GGUF file: it does not begin with \"GGUF\"");
   const auto version = in.read<uint32_t>("the version");
   if (version == 2 || version == 3) return int(version);
   if (version == 1) throw Error("GGUF version 1 is not supported; convert the file to version 3 with llama.cpp");
   if (version != 0 && (version & 0xffff) == 0)
-    throw Error("a big-endian GGUF file; only little-endian files are supported: convert it with gguf-py's "
-                "gguf_convert_endian");
+    throw Error(
+        "a big-endian GGUF file; only little-endian files are supported: convert it with gguf-py's "
+        "gguf_convert_endian");
   throw Error("GGUF version {} is not supported; versions 2 and 3 are", version);
 }
 
@@ -154,8 +184,8 @@ Info read_info(ByteReader& in) {
   const std::string_view type_name = type < std::size(kTypeNames) ? kTypeNames[type] : std::string_view();
   const auto block = type_name.empty() ? std::nullopt : block_size(int(type));
   if (!block)
-    throw Error("tensor {}: type {} ({}) is not supported; known are {}, and I8 I16 I32 I64 F64 for listing", tensor.name,
-                type, type_name.empty() ? "unknown" : type_name, layout::known_names());
+    throw Error("tensor {}: type {} ({}) is not supported; known are {}, and I8 I16 I32 I64 F64 for listing",
+                tensor.name, type, type_name.empty() ? "unknown" : type_name, layout::known_names());
   tensor.type = int(type);
   const int64_t K = tensor.dims.back();
   if (K % block->cols != 0)
@@ -163,7 +193,8 @@ Info read_info(ByteReader& in) {
   const auto rows = checked_product(std::span(tensor.dims).first(tensor.dims.size() - 1));
   const auto row_bytes = checked_mul(K / block->cols, block->bytes);
   const auto size = rows && row_bytes ? checked_mul(*rows, *row_bytes) : std::nullopt;
-  if (!size) throw Error("tensor {}: its shape [{}] is too large for 64 bits", tensor.name, fmt::join(tensor.dims, ", "));
+  if (!size)
+    throw Error("tensor {}: its shape [{}] is too large for 64 bits", tensor.name, fmt::join(tensor.dims, ", "));
   out.size = uint64_t(*size);
   return out;
 }
@@ -191,7 +222,8 @@ GgufFile parse(std::span<const std::byte> file, const std::string& path) {
 
   for (uint64_t i = 0; i < n_kv; ++i) {
     std::string key = in.read_string("a metadata key");
-    if (key.empty() || key.size() > 65535) throw Error("metadata key {} has {} bytes; 1 to 65535 are possible", i, key.size());
+    if (key.empty() || key.size() > 65535)
+      throw Error("metadata key {} has {} bytes; 1 to 65535 are possible", i, key.size());
     if (out.metadata.contains(key)) throw Error("metadata key {} occurs twice", key);
     MetadataValue value = read_value(in, key);
     out.metadata.set(std::move(key), std::move(value));
@@ -215,8 +247,10 @@ GgufFile parse(std::span<const std::byte> file, const std::string& path) {
     if (info.offset % alignment != 0)
       throw Error("tensor {}: offset {} is no multiple of the alignment {}", name, info.offset, alignment);
     if (info.offset > available || info.size > available - info.offset)
-      throw Error("tensor {}: its {} bytes at offset {} lie outside the file, which holds {} bytes of weights; it is cut short "
-                  "or damaged", name, info.size, info.offset, available);
+      throw Error(
+          "tensor {}: its {} bytes at offset {} lie outside the file, which holds {} bytes of weights; it is cut short "
+          "or damaged",
+          name, info.size, info.offset, available);
     info.tensor.bytes = file.subspan(data + info.offset, info.size);
   }
   check_overlap(infos);

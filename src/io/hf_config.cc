@@ -24,12 +24,27 @@ constexpr Family kFamilies[] = {{"llama", "llama", "LlamaForCausalLM", false},
                                 {"opt", "opt", "OPTForCausalLM", true}};
 
 // Keys that change what a model computes and that nothing here computes; null, false and 0 mean "not used".
-constexpr const char* kUnsupported[] = {
-    "quantization_config", "num_experts",          "num_local_experts",   "n_routed_experts",    "moe_intermediate_size",
-    "clip_qkv",            "attn_logit_softcapping", "final_logit_softcapping", "embedding_multiplier", "residual_multiplier",
-    "attention_multiplier", "logits_scaling",       "query_pre_attn_scalar", "qk_layernorm",       "attention_sink",
-    "is_encoder_decoder",  "add_cross_attention",  "vision_config",        "text_config",         "attention_chunk_size",
-    "no_rope_layers"};
+constexpr const char* kUnsupported[] = {"quantization_config",
+                                        "num_experts",
+                                        "num_local_experts",
+                                        "n_routed_experts",
+                                        "moe_intermediate_size",
+                                        "clip_qkv",
+                                        "attn_logit_softcapping",
+                                        "final_logit_softcapping",
+                                        "embedding_multiplier",
+                                        "residual_multiplier",
+                                        "attention_multiplier",
+                                        "logits_scaling",
+                                        "query_pre_attn_scalar",
+                                        "qk_layernorm",
+                                        "attention_sink",
+                                        "is_encoder_decoder",
+                                        "add_cross_attention",
+                                        "vision_config",
+                                        "text_config",
+                                        "attention_chunk_size",
+                                        "no_rope_layers"};
 
 class Reader {
  public:
@@ -69,8 +84,8 @@ class Reader {
     }
     if (const json* classes = in_.array("architectures")) {
       if (classes->size() != 1 || (*classes)[0] != json(family_->class_name))
-        throw Error("{}: architectures is {}; for model_type \"{}\" only [\"{}\"] is supported", where_, classes->dump(), type,
-                    family_->class_name);
+        throw Error("{}: architectures is {}; for model_type \"{}\" only [\"{}\"] is supported", where_,
+                    classes->dump(), type, family_->class_name);
     }
     out_.model_type = family_->model_type;
     out_.architecture = family_->architecture;
@@ -113,8 +128,7 @@ class Reader {
       check_heads(width, heads);
       head_dim = width / heads;
     }
-    if (head_dim % 2 != 0)
-      throw Error("{}: the head size {} is odd; rotary embedding turns pairs", where_, head_dim);
+    if (head_dim % 2 != 0) throw Error("{}: the head size {} is odd; rotary embedding turns pairs", where_, head_dim);
     const std::string activation = in_.string("hidden_act").value_or("silu");
     if (activation != "silu") throw Error("{}: hidden_act \"{}\" is not supported; known is silu", where_, activation);
     const auto epsilon = in_.number("rms_norm_eps");
@@ -128,8 +142,8 @@ class Reader {
 
   void check_heads(int64_t width, int64_t heads) const {
     if (width % heads != 0)
-      throw Error("{}: hidden_size = {} is no multiple of num_attention_heads = {}, and there is no head_dim", where_, width,
-                  heads);
+      throw Error("{}: hidden_size = {} is no multiple of num_attention_heads = {}, and there is no head_dim", where_,
+                  width, heads);
   }
 
   /// transformers 5 writes rope_parameters; before, rope_theta stood beside rope_scaling.
@@ -177,7 +191,8 @@ class Reader {
     }
     for (const char* name : {"mscale", "mscale_all_dim"})
       if (parameters.find(name) != nullptr) throw Error("{}: \"{}\" of yarn is not supported", where, name);
-    if (!parameters.boolean("truncate").value_or(true)) throw Error("{}: \"truncate\": false of yarn is not supported", where);
+    if (!parameters.boolean("truncate").value_or(true))
+      throw Error("{}: \"truncate\": false of yarn is not supported", where);
     if (parameters.find("attention_factor")) set(key("rope.scaling.yarn_attn_factor"), need("attention_factor"));
     if (parameters.find("beta_fast")) set(key("rope.scaling.yarn_beta_fast"), need("beta_fast"));
     if (parameters.find("beta_slow")) set(key("rope.scaling.yarn_beta_slow"), need("beta_slow"));
@@ -222,7 +237,8 @@ class Reader {
     return value;
   }
   static double checked_positive(double value, const char* name, const std::string& where) {
-    if (!(value > 0) || !std::isfinite(float(value))) throw Error("{}: \"{}\" = {} must be a positive number", where, name, value);
+    if (!(value > 0) || !std::isfinite(float(value)))
+      throw Error("{}: \"{}\" = {} must be a positive number", where, name, value);
     return value;
   }
 

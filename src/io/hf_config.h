@@ -1,9 +1,10 @@
 // src/io/hf_config.h - a Hugging Face config.json as GGUF metadata.
 //
-// Keys as llama.cpp's converter writes them ({arch}.block_count, {arch}.rope.freq_base, ...), {arch} being "llama" (also
-// for Mistral), "qwen2", "qwen3" or "opt". Beyond the converter's:
+// Keys as llama.cpp's converter writes them ({arch}.block_count, {arch}.rope.freq_base, ...), {arch} being "llama"
+// (also for Mistral), "qwen2", "qwen3" or "opt". Beyond the converter's:
 //   {arch}.attention.sliding_window     only where the model really uses one window in every layer
-//   {arch}.rope.scaling.type "llama3"   with .factor .low_freq_factor .high_freq_factor .original_context_length; a GGUF
+//   {arch}.rope.scaling.type "llama3"   with .factor .low_freq_factor .high_freq_factor .original_context_length; a
+//   GGUF
 //                                       file has the tensor rope_freqs.weight instead
 //   {arch}.rope.scaling.yarn_attn_factor  Hugging Face's attention_factor where the file names one: the whole factor on
 //                                       cos and sin; absent: 0.1 ln(factor) + 1

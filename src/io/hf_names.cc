@@ -14,23 +14,23 @@ struct Pair {
 };
 
 // Inside one layer, without ".weight" or ".bias".
-constexpr Pair kRotaryLayer[] = {{"input_layernorm", "attn_norm"},
-                                 {"self_attn.q_proj", "attn_q"},
-                                 {"self_attn.k_proj", "attn_k"},
-                                 {"self_attn.v_proj", "attn_v"},
-                                 {"self_attn.o_proj", "attn_output"},
-                                 {"self_attn.q_norm", "attn_q_norm"},
-                                 {"self_attn.k_norm", "attn_k_norm"},
-                                 {"post_attention_layernorm", "ffn_norm"},
-                                 {"mlp.gate_proj", "ffn_gate"},
-                                 {"mlp.up_proj", "ffn_up"},
+constexpr Pair kRotaryLayer[] = {{"input_layernorm", "attn_norm"},    {"self_attn.q_proj", "attn_q"},
+                                 {"self_attn.k_proj", "attn_k"},      {"self_attn.v_proj", "attn_v"},
+                                 {"self_attn.o_proj", "attn_output"}, {"self_attn.q_norm", "attn_q_norm"},
+                                 {"self_attn.k_norm", "attn_k_norm"}, {"post_attention_layernorm", "ffn_norm"},
+                                 {"mlp.gate_proj", "ffn_gate"},       {"mlp.up_proj", "ffn_up"},
                                  {"mlp.down_proj", "ffn_down"}};
-constexpr Pair kRotaryTop[] = {{"model.embed_tokens", "token_embd"}, {"model.norm", "output_norm"}, {"lm_head", "output"}};
+constexpr Pair kRotaryTop[] = {
+    {"model.embed_tokens", "token_embd"}, {"model.norm", "output_norm"}, {"lm_head", "output"}};
 
-constexpr Pair kOptLayer[] = {{"self_attn_layer_norm", "attn_norm"}, {"self_attn.q_proj", "attn_q"},
-                              {"self_attn.k_proj", "attn_k"},        {"self_attn.v_proj", "attn_v"},
-                              {"self_attn.out_proj", "attn_output"}, {"final_layer_norm", "ffn_norm"},
-                              {"fc1", "ffn_up"},                     {"fc2", "ffn_down"}};
+constexpr Pair kOptLayer[] = {{"self_attn_layer_norm", "attn_norm"},
+                              {"self_attn.q_proj", "attn_q"},
+                              {"self_attn.k_proj", "attn_k"},
+                              {"self_attn.v_proj", "attn_v"},
+                              {"self_attn.out_proj", "attn_output"},
+                              {"final_layer_norm", "ffn_norm"},
+                              {"fc1", "ffn_up"},
+                              {"fc2", "ffn_down"}};
 constexpr Pair kOptTop[] = {{"decoder.embed_tokens", "token_embd"},      {"decoder.embed_positions", "position_embd"},
                             {"decoder.final_layer_norm", "output_norm"}, {"decoder.project_in", "token_embd_proj_in"},
                             {"decoder.project_out", "output_proj"},      {"lm_head", "output"}};
@@ -66,7 +66,8 @@ std::string gguf_tensor_name(std::string_view architecture, int64_t block_count,
         stem.remove_prefix(size_t(end + 1 - stem.data()));
         const std::string_view inner = opt ? find(kOptLayer, stem) : find(kRotaryLayer, stem);
         if (layer < 0 || layer >= block_count)
-          throw Error("{}: tensor {} belongs to layer {}, but the model has {} layers", where, name, layer, block_count);
+          throw Error("{}: tensor {} belongs to layer {}, but the model has {} layers", where, name, layer,
+                      block_count);
         if (!inner.empty()) return fmt::format("blk.{}.{}{}", layer, inner, suffix);
       }
     }

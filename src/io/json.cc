@@ -18,13 +18,16 @@ json parse_json(std::string_view text, const std::string& where) {
         if (depth >= kMaxJsonDepth) throw Error("{}: JSON nested deeper than {} levels", where, kMaxJsonDepth);
         if (event == json::parse_event_t::object_start) open_objects.emplace_back();
         break;
-      case json::parse_event_t::object_end: open_objects.pop_back(); break;
+      case json::parse_event_t::object_end:
+        open_objects.pop_back();
+        break;
       case json::parse_event_t::key: {
         const auto& key = parsed.get_ref<const std::string&>();
         if (!open_objects.back().insert(key).second) throw Error("{}: JSON key \"{}\" occurs twice", where, key);
         break;
       }
-      default: break;
+      default:
+        break;
     }
     return true;
   };
@@ -55,7 +58,9 @@ namespace {
 [[noreturn]] void wrong(const std::string& where, const char* key, const char* expected, const json& found) {
   throw Error("{}: \"{}\" must be {}, found {}", where, key, expected, found.type_name());
 }
-[[noreturn]] void missing(const std::string& where, const char* key) { throw Error("{}: \"{}\" is missing", where, key); }
+[[noreturn]] void missing(const std::string& where, const char* key) {
+  throw Error("{}: \"{}\" is missing", where, key);
+}
 
 }  // namespace
 

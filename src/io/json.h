@@ -1,4 +1,5 @@
-// src/io/json.h - JSON from files that nobody vouches for: bounded depth, no duplicate keys, typed reads that name the key.
+// src/io/json.h - JSON from files that nobody vouches for: bounded depth, no duplicate keys, typed reads that name the
+// key.
 #pragma once
 
 #include <cstdint>

@@ -47,8 +47,8 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   const JsonObject object(json, top);
   const int64_t version = object.need_integer("version");
   if (version != kManifestVersion)
-    throw Error("{}: version {} is not supported, only {} is; the file was made by another version of this program", top,
-                version, kManifestVersion);
+    throw Error("{}: version {} is not supported, only {} is; the file was made by another version of this program",
+                top, version, kManifestVersion);
   refuse_other_keys(json, {"version", "tensors"}, top);
   Manifest out;
   for (const auto& [name, value] : object.need_object("tensors").items()) {

@@ -20,10 +20,10 @@ constexpr bool is_integer = std::is_integral_v<T> && !std::is_same_v<T, bool>;
 
 // In the order of the variant's alternatives.
 constexpr std::string_view kTypeNames[] = {
-    "uint8",       "int8",        "uint16",        "int16",        "uint32",        "int32",        "float32",
-    "bool",        "string",      "uint64",        "int64",        "float64",       "uint8 array",  "int8 array",
-    "uint16 array", "int16 array", "uint32 array", "int32 array",  "float32 array", "bool array",   "string array",
-    "uint64 array", "int64 array", "float64 array"};
+    "uint8",         "int8",       "uint16",       "int16",        "uint32",       "int32",
+    "float32",       "bool",       "string",       "uint64",       "int64",        "float64",
+    "uint8 array",   "int8 array", "uint16 array", "int16 array",  "uint32 array", "int32 array",
+    "float32 array", "bool array", "string array", "uint64 array", "int64 array",  "float64 array"};
 static_assert(std::size(kTypeNames) == std::variant_size_v<MetadataValue>);
 
 [[noreturn]] void wrong_type(std::string_view key, std::string_view expected, const MetadataValue& found) {

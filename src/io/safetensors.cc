@@ -17,9 +17,9 @@ struct Dtype {
   std::string_view name;
   int64_t bytes;
 };
-constexpr Dtype kDtypes[] = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I64", 8},
-                             {"I32", 4}, {"I16", 2}, {"I8", 1},  {"U64", 8},  {"U32", 4},     {"U16", 2},     {"U8", 1},
-                             {"BOOL", 1}};
+constexpr Dtype kDtypes[] = {{"F64", 8},     {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"F8_E4M3", 1},
+                             {"F8_E5M2", 1}, {"I64", 8}, {"I32", 4}, {"I16", 2},  {"I8", 1},
+                             {"U64", 8},     {"U32", 4}, {"U16", 2}, {"U8", 1},   {"BOOL", 1}};
 
 const Dtype& find_dtype(const std::string& name, const std::string& where) {
   for (const Dtype& dtype : kDtypes)
@@ -44,18 +44,19 @@ SafetensorsEntry read_entry(const std::string& name, const nlohmann::json& json,
   SafetensorsEntry out{name, dtype.name, {}, {}};
   for (const auto& dim : object.need_array("shape")) out.dims.push_back(non_negative(dim, where, "shape"));
   const auto& offsets = object.need_array("data_offsets");
-  if (offsets.size() != 2) throw Error("{}: data_offsets must hold begin and end, found {} numbers", where, offsets.size());
+  if (offsets.size() != 2)
+    throw Error("{}: data_offsets must hold begin and end, found {} numbers", where, offsets.size());
   const int64_t begin = non_negative(offsets[0], where, "data_offsets");
   const int64_t end = non_negative(offsets[1], where, "data_offsets");
   if (begin > end || uint64_t(end) > data.size())
-    throw Error("{}: data_offsets [{}, {}] lie outside the {} bytes of data; the file is cut short or damaged", where, begin,
-                end, data.size());
+    throw Error("{}: data_offsets [{}, {}] lie outside the {} bytes of data; the file is cut short or damaged", where,
+                begin, end, data.size());
   const auto count = checked_product(out.dims);
   const auto bytes = count ? checked_mul(*count, dtype.bytes) : std::nullopt;
   if (!bytes) throw Error("{}: its shape is too large for 64 bits", where);
   if (*bytes != end - begin)
-    throw Error("{}: shape [{}] of {} takes {} bytes, but data_offsets [{}, {}] span {}", where, fmt::join(out.dims, ", "),
-                dtype.name, *bytes, begin, end, end - begin);
+    throw Error("{}: shape [{}] of {} takes {} bytes, but data_offsets [{}, {}] span {}", where,
+                fmt::join(out.dims, ", "), dtype.name, *bytes, begin, end, end - begin);
   out.bytes = data.subspan(size_t(begin), size_t(end - begin));
   return out;
 }
@@ -66,8 +67,10 @@ std::vector<SafetensorsEntry> parse_safetensors(std::span<const std::byte> file,
   ByteReader in(file, path);
   const auto length = in.read<uint64_t>("the header's length");
   if (length > in.remaining() || length > kMaxHeaderBytes)
-    throw Error("{}: the header is announced with {} bytes, but {} follow (at most {} are allowed); not a safetensors file, or "
-                "cut short", path, length, in.remaining(), kMaxHeaderBytes);
+    throw Error(
+        "{}: the header is announced with {} bytes, but {} follow (at most {} are allowed); not a safetensors file, or "
+        "cut short",
+        path, length, in.remaining(), kMaxHeaderBytes);
   const auto header = in.take(length, "the header");
   const std::string_view text(reinterpret_cast<const char*>(header.data()), header.size());
   const nlohmann::json json = parse_json_object(text, path + ": header");

@@ -1,0 +1,33 @@
+// src/io/huggingface.h - a Hugging Face folder: config.json, safetensors (one file, or shards with an index),
+// tokenizer.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/mapped_file.h"
+#include "core/vocabulary.h"
+#include "io/metadata.h"
+#include "io/safetensors.h"
+
+namespace lacuna::io {
+
+struct HfTensor {
+  std::string name;  // GGUF's
+  SafetensorsEntry entry;
+  std::string file;
+};
+
+struct HfFolder {
+  std::string architecture;
+  Metadata metadata;
+  Vocabulary vocabulary;
+  std::vector<MappedFile> files;  // keeps the entries' bytes alive
+  std::vector<HfTensor> tensors;  // in file order
+};
+
+/// Reads and checks everything but the weights' values. With an index, its weight_map decides what is read and from
+/// where.
+HfFolder open_huggingface(const std::string& folder);
+
+}  // namespace lacuna::io
