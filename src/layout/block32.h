@@ -87,7 +87,7 @@ inline Blocks32 fit_symmetric_blocks(std::span<const float> w, std::span<const f
 
 /// weight ~ scale * code + min, code in 0..top; see fit_affine.
 inline Blocks32 fit_affine_blocks(std::span<const float> w, std::span<const float> importance, float top,
-                                  std::span<const Margin> margins, int rounds) {
+                                  std::span<const float> margins, int rounds) {
   block32::Tile32 tile;
   std::array<float, 8> unit;
   Blocks32 out{};

@@ -115,16 +115,11 @@ struct Affine {
   Float8 scale, offset;  // scale >= 0
 };
 
-/// How far inside a lane's range, in steps of its codes, the outermost codes are tried.
-struct Margin {
-  float low, high;
-};
-
-/// Minimises sum p (x - scale * code - offset)^2 of every lane: codes from each of the margins, then scale and offset
-/// by weighted least squares on the codes; the best of them is refined by `rounds` of new codes and new least squares.
-/// kAtMostZero: offset <= 0.
+/// Minimises sum p (x - scale * code - offset)^2 of every lane: codes from each pair of margins, then scale and
+/// offset by weighted least squares on the codes; the best of them is refined by `rounds` of new codes and new least
+/// squares. margins: how far inside the lane's range, in steps, the outermost codes are put. kAtMostZero: offset <= 0.
 template <bool kAtMostZero, int kLength>
-Affine fit_affine(const Tile<kLength>& tile, float top, std::span<const Margin> margins, int rounds) {
+Affine fit_affine(const Tile<kLength>& tile, float top, std::span<const float> margins, int rounds) {
   Float8 lowest = tile.x[0], highest = tile.x[0], sum_p = 0.0f, sum_x = 0.0f;
   for (int l = 0; l < kLength; ++l) {
     lowest = min(lowest, tile.x[l]);
@@ -157,8 +152,8 @@ Affine fit_affine(const Tile<kLength>& tile, float top, std::span<const Margin> 
     best_gain = max(best_gain, gain);
   };
   const Float8 step = (highest - lowest) * (1.0f / top);
-  for (const Margin margin : margins)
-    try_codes(lowest + step * margin.low, invert(step * (1.0f - (margin.low + margin.high) / top)));
+  for (const float low : margins)
+    for (const float high : margins) try_codes(lowest + step * low, invert(step * (1.0f - (low + high) / top)));
   for (int i = 0; i < rounds; ++i) try_codes(best.offset, invert(best.scale));
   best.scale = max(best.scale, 0.0f);
   return best;

@@ -5,8 +5,7 @@
 namespace lacuna::layout {
 
 void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q2KBlock> out) {
-  static constexpr Margin kMargins[] = {{-0.3f, -0.3f}, {-0.3f, 0.1f}, {-0.3f, 0.5f}, {0.1f, -0.3f}, {0.1f, 0.1f},
-                                        {0.1f, 0.5f},   {0.5f, -0.3f}, {0.5f, 0.1f},  {0.5f, 0.5f}};
+  static constexpr float kMargins[] = {-0.2f, 0.1f, 0.4f, 0.7f, 1.1f};
   const auto fit = fit_affine_superblock<16>(
       w, importance, {.top = 3, .levels = 15, .margins = kMargins, .fit_rounds = 1, .rounds = 3});
   Q2KBlock block{};

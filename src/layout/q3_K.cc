@@ -5,7 +5,8 @@
 namespace lacuna::layout {
 
 void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q3KBlock> out) {
-  static constexpr float kCandidates[] = {-3.1f, -3.3f, -3.5f, -3.7f, -3.9f, -4.1f, -4.3f, -4.5f, 3.0f, 3.4f};
+  static constexpr float kCandidates[] = {-2.8f, -3.2f, -3.5f, -3.8f, -4.1f, -4.4f, -4.8f,
+                                          -5.4f, -6.0f, 2.7f,  3.1f,  3.5f,  4.0f};
   const auto fit = fit_symmetric_superblock<16>(w, importance,
                                                 {.lowest = -4,
                                                  .highest = 3,

@@ -5,8 +5,8 @@
 namespace lacuna::layout {
 
 void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q4_0Block> out) {
-  static constexpr float kCandidates[] = {-7.1f, -7.3f, -7.5f, -7.7f, -7.9f, -8.0f, -8.1f,
-                                          -8.3f, -8.5f, -8.7f, -8.9f, 7.0f,  7.4f};
+  static constexpr float kCandidates[] = {-6.6f, -7.0f,  -7.4f,  -7.7f, -8.0f, -8.3f, -8.6f, -9.0f,
+                                          -9.5f, -10.0f, -11.0f, 6.6f,  7.0f,  7.4f,  7.8f,  8.4f};
   const Blocks32 fit = fit_symmetric_blocks(w, importance, -8, 7, kCandidates, 2);
   for (size_t b = 0; b < out.size(); ++b) {
     out[b].scale = fit.scale[b];

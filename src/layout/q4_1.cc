@@ -5,8 +5,7 @@
 namespace lacuna::layout {
 
 void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q4_1Block> out) {
-  static constexpr Margin kMargins[] = {{-0.3f, -0.3f}, {-0.3f, 0.1f}, {-0.3f, 0.5f}, {0.1f, -0.3f}, {0.1f, 0.1f},
-                                        {0.1f, 0.5f},   {0.5f, -0.3f}, {0.5f, 0.1f},  {0.5f, 0.5f}};
+  static constexpr float kMargins[] = {-0.5f, -0.2f, 0.1f, 0.4f, 0.7f, 1.1f};
   const Blocks32 fit = fit_affine_blocks(w, importance, 15, kMargins, 2);
   for (size_t b = 0; b < out.size(); ++b) {
     out[b].scale = fit.scale[b];

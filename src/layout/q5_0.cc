@@ -7,8 +7,8 @@
 namespace lacuna::layout {
 
 void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q5_0Block> out) {
-  static constexpr float kCandidates[] = {-15.1f, -15.3f, -15.5f, -15.7f, -15.9f, -16.0f,
-                                          -16.1f, -16.3f, -16.5f, 15.0f,  15.4f};
+  static constexpr float kCandidates[] = {-14.2f, -14.7f, -15.1f, -15.4f, -15.7f, -16.0f, -16.3f, -16.7f,
+                                          -17.2f, -17.8f, -18.5f, -20.0f, 14.7f,  15.2f,  15.8f};
   const Blocks32 fit = fit_symmetric_blocks(w, importance, -16, 15, kCandidates, 2);
   for (size_t b = 0; b < out.size(); ++b) {
     out[b].scale = fit.scale[b];

@@ -6,8 +6,7 @@
 namespace lacuna::layout {
 
 void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q5KBlock> out) {
-  static constexpr Margin kMargins[] = {{-0.3f, -0.3f}, {-0.3f, 0.1f}, {-0.3f, 0.5f}, {0.1f, -0.3f}, {0.1f, 0.1f},
-                                        {0.1f, 0.5f},   {0.5f, -0.3f}, {0.5f, 0.1f},  {0.5f, 0.5f}};
+  static constexpr float kMargins[] = {-0.5f, -0.2f, 0.1f, 0.4f, 0.7f, 1.1f};
   const auto fit = fit_affine_superblock<32>(
       w, importance, {.top = 31, .levels = 63, .margins = kMargins, .fit_rounds = 1, .rounds = 3});
   Q5KBlock block{};

@@ -5,7 +5,8 @@
 namespace lacuna::layout {
 
 void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q6KBlock> out) {
-  static constexpr float kCandidates[] = {-31.4f, -31.6f, -31.8f, -32.0f, -32.2f, -32.4f, -32.6f, 31.0f, 31.4f};
+  static constexpr float kCandidates[] = {-29.5f, -30.2f, -30.8f, -31.3f, -31.8f, -32.2f, -32.7f,
+                                          -33.4f, -34.2f, -35.4f, -37.0f, 30.0f,  31.0f,  31.6f};
   const auto fit = fit_symmetric_superblock<16>(w, importance,
                                                 {.lowest = -32,
                                                  .highest = 31,
@@ -13,7 +14,7 @@ void encode_blocks(std::span<const float> w, std::span<const float> importance, 
                                                  .scale_highest = 127,
                                                  .candidates = kCandidates,
                                                  .fit_rounds = 1,
-                                                 .rounds = 3});
+                                                 .rounds = 2});
   Q6KBlock block{};
   block.d = fit.d;
   for (int s = 0; s < 16; ++s) block.scale[s] = fit.scale[s];

@@ -50,9 +50,9 @@ void load_tiles(std::span<const float> w, std::span<const float> importance, flo
 }
 
 struct AffineSearch {
-  float top;                        // largest code
-  float levels;                     // largest integer scale and min
-  std::span<const Margin> margins;  // see fit_affine
+  float top;                       // largest code
+  float levels;                    // largest integer scale and min
+  std::span<const float> margins;  // see fit_affine
   int fit_rounds;
   int rounds;  // of neighbours and least squares
 };
