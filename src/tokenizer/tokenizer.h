@@ -82,6 +82,7 @@ class ChatTemplate {
  private:
   explicit ChatTemplate(std::string_view name) : name_(name) {}
   std::string_view name_;
+  std::string default_system_;  // what a ChatML template says where the messages have no system text
 };
 
 }  // namespace lacuna
