@@ -65,6 +65,10 @@ struct AttentionArgs {
 /// n_kv_heads).
 void attention(ThreadPool& pool, const AttentionArgs& args);
 
+/// log(sum of exp(x)) over count >= 1 values, one thread: float exponentials (relative error below 2^-22), added up in
+/// double. NaN when one is NaN.
+double log_sum_exp(const float* x, int64_t count);
+
 /// Instruction set that the kernels run on ("avx512vnni", "avx2", ...), chosen at start; the environment variable
 /// LACUNA_ISA forces a lower one.
 std::string_view isa_name();

@@ -1,0 +1,449 @@
+#include "model/decoder.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <deque>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "core/checked_math.h"
+#include "core/error.h"
+#include "core/progress.h"
+#include "layout/layout.h"
+
+namespace lacuna::model {
+namespace {
+
+using kernels::Activation;
+using kernels::LinearGroup;
+using kernels::Output;
+using kernels::WeightView;
+
+constexpr int64_t kBatch = 512;       // tokens that go through the layers together
+constexpr int64_t kHeadRows = 128;    // rows of logits that exist at once
+constexpr int64_t kAlignFloats = 16;  // 64 bytes
+
+int64_t aligned(int64_t floats) { return (floats + kAlignFloats - 1) / kAlignFloats * kAlignFloats; }
+
+struct NormWeights {
+  std::vector<float> weight, bias;  // [K]; bias only of layer norms
+};
+
+struct Layer {
+  NormWeights attn_norm, ffn_norm;
+  std::vector<float> q_norm, k_norm;              // [head_dim], qwen3
+  std::unique_ptr<LinearGroup> qkv, o, up, down;  // up: gate and up, or up alone
+};
+
+/// Finds tensors by name, checks their shapes and notes which were used.
+class Binder {
+ public:
+  Binder(const io::Checkpoint& checkpoint, std::deque<std::vector<float>>& biases)
+      : checkpoint_(checkpoint), biases_(biases) {}
+
+  bool has(const std::string& name) const { return checkpoint_.find(name) != nullptr; }
+
+  const io::Tensor& matrix(const std::string& name, int64_t N, int64_t K) {
+    const io::Tensor& tensor = checkpoint_.require(name);
+    used_.insert(name);
+    if (tensor.shape != layout::Shape{N, K})
+      throw Error("{}: tensor {} is {} x {}, the model's metadata asks for {} x {}", checkpoint_.path(), name,
+                  tensor.shape.N, tensor.shape.K, N, K);
+    return tensor;
+  }
+
+  std::vector<float> vector(const std::string& name, int64_t K) {
+    const io::Tensor& tensor = matrix(name, 1, K);
+    std::vector<float> values(static_cast<size_t>(K));
+    layout::decode_rows(*tensor.layout, tensor.shape, tensor.bytes, 0, 1, values.data());
+    return values;
+  }
+
+  /// `name`.weight with its bias, if the file has one.
+  WeightView weight(const std::string& name, int64_t N, int64_t K) {
+    const io::Tensor& tensor = matrix(name + ".weight", N, K);
+    WeightView view{tensor.name, tensor.layout, tensor.shape, tensor.bytes, {}};
+    if (has(name + ".bias")) view.bias = biases_.emplace_back(vector(name + ".bias", N));
+    return view;
+  }
+
+  NormWeights norm(const std::string& name, const Config& config) {
+    NormWeights out;
+    out.weight = vector(name + ".weight", config.n_embd);
+    if (config.norm == Norm::layer) out.bias = vector(name + ".bias", config.n_embd);
+    return out;
+  }
+
+  void ignore(const std::string& name) { used_.insert(name); }
+
+  /// A tensor that nothing reads means a model that this program does not know.
+  void check_all_used() const {
+    for (const io::Tensor& tensor : checkpoint_.tensors())
+      if (!used_.contains(tensor.name))
+        throw Error("{}: tensor {} has no place in a model of architecture {}; its result would be wrong without it",
+                    checkpoint_.path(), tensor.name, checkpoint_.architecture());
+  }
+
+ private:
+  const io::Checkpoint& checkpoint_;
+  std::deque<std::vector<float>>& biases_;
+  std::set<std::string> used_;
+};
+
+}  // namespace
+
+struct Decoder::Impl {
+  Config config;
+  ThreadPool& pool;
+  std::deque<std::vector<float>> biases;  // the groups point to them
+  const io::Tensor* embedding = nullptr;  // in the mapped file
+  const io::Tensor* positions = nullptr;
+  std::vector<Layer> layers;
+  std::optional<NormWeights> output_norm;
+  std::unique_ptr<LinearGroup> project_in, project_out, head;
+  int64_t n_word = 0;  // width of the embeddings
+
+  // Workspace: rows of kBatch tokens.
+  HugeBuffer workspace;
+  float *x = nullptr, *h = nullptr, *word = nullptr, *q = nullptr, *k = nullptr, *v = nullptr, *attended = nullptr,
+        *gate = nullptr, *up = nullptr, *cos = nullptr, *sin = nullptr, *logits = nullptr, *position_rows = nullptr;
+
+  explicit Impl(ThreadPool& p) : pool(p) {}
+
+  int64_t q_width() const { return config.n_heads * config.head_dim; }
+  int64_t kv_width() const { return config.n_kv_heads * config.head_dim; }
+
+  void bind(const io::Checkpoint& checkpoint, const LoadOptions& options);
+  void take_workspace();
+
+  void norm(const NormWeights& weights, const float* in, int64_t M, float* out) const;
+  void embed(std::span<const int32_t> ids, int64_t position);
+  void rotary_tables(int64_t M, int64_t position);
+  /// Runs the layers; rows of x from M - `wanted` on hold the last layer's result afterwards.
+  void run_layers(const Session& session, int64_t M, int64_t wanted);
+  /// Logits of rows [row, row + count) of x, count <= kHeadRows, into `logits`.
+  void run_head(int64_t row, int64_t count);
+  /// The whole of forward; sink may be nullptr for Want::none and Want::last.
+  void forward(Session& session, std::span<const int32_t> ids, Want want, const LogitsSink* sink);
+};
+
+void Decoder::Impl::bind(const io::Checkpoint& checkpoint, const LoadOptions& options) {
+  const Config& c = config;
+  Binder binder(checkpoint, biases);
+  const bool gated = c.mlp == Mlp::swiglu;
+  std::optional<Progress> progress;
+  if (options.progress) progress.emplace("Loading", c.n_layers + 1, "layers");
+  const auto group = [&](std::vector<WeightView> parts) {
+    auto made = kernels::make_cpu_linear_group(parts, pool, options.prepare);
+    made->reserve(kBatch);
+    return made;
+  };
+
+  const io::Tensor& words = checkpoint.require("token_embd.weight");
+  n_word = words.shape.K;
+  embedding = &binder.matrix("token_embd.weight", c.n_vocab, n_word);
+  if (n_word != c.n_embd) {
+    if (!binder.has("token_embd_proj_in.weight"))
+      throw Error("{}: token_embd.weight has {} columns, embedding_length is {}, and there is no projection",
+                  checkpoint.path(), n_word, c.n_embd);
+    project_in = group({binder.weight("token_embd_proj_in", c.n_embd, n_word)});
+    project_out = group({binder.weight("output_proj", n_word, c.n_embd)});
+  }
+  if (c.positions == Positions::learned)
+    positions = &binder.matrix("position_embd.weight", c.n_ctx + c.position_offset, c.n_embd);
+  binder.ignore("rope_freqs.weight");  // read by the configuration
+
+  for (int64_t index = 0; index < c.n_layers; ++index) {
+    const auto name = [&](const char* part) { return fmt::format("blk.{}.{}", index, part); };
+    Layer& layer = layers.emplace_back();
+    layer.attn_norm = binder.norm(name("attn_norm"), c);
+    layer.ffn_norm = binder.norm(name("ffn_norm"), c);
+    if (c.qk_norm) {
+      layer.q_norm = binder.vector(name("attn_q_norm.weight"), c.head_dim);
+      layer.k_norm = binder.vector(name("attn_k_norm.weight"), c.head_dim);
+    }
+    layer.qkv =
+        group({binder.weight(name("attn_q"), q_width(), c.n_embd), binder.weight(name("attn_k"), kv_width(), c.n_embd),
+               binder.weight(name("attn_v"), kv_width(), c.n_embd)});
+    layer.o = group({binder.weight(name("attn_output"), c.n_embd, q_width())});
+    std::vector<WeightView> wide;
+    if (gated) wide.push_back(binder.weight(name("ffn_gate"), c.n_ff, c.n_embd));
+    wide.push_back(binder.weight(name("ffn_up"), c.n_ff, c.n_embd));
+    layer.up = group(std::move(wide));
+    layer.down = group({binder.weight(name("ffn_down"), c.n_embd, c.n_ff)});
+    if (progress) progress->add(1);
+  }
+
+  const bool final_norm = checkpoint.metadata().boolean(c.architecture + ".final_layer_norm").value_or(c.norm_first);
+  if (final_norm) output_norm = binder.norm("output_norm", c);
+  WeightView output;
+  if (binder.has("output.weight")) {
+    output = binder.weight("output", c.n_vocab, n_word);
+  } else {  // tied: the embedding is the head
+    output = {embedding->name, embedding->layout, embedding->shape, embedding->bytes, {}};
+  }
+  head = kernels::make_cpu_linear_group({&output, 1}, pool, options.prepare);
+  head->reserve(kHeadRows);
+  binder.check_all_used();
+}
+
+void Decoder::Impl::take_workspace() {
+  const Config& c = config;
+  const int64_t half = c.rope.n_rot / 2;
+  const std::array<std::pair<float**, int64_t>, 13> parts = {{
+      {&x, kBatch * c.n_embd},
+      {&h, kBatch * std::max(c.n_embd, n_word)},
+      {&word, kBatch * n_word},
+      {&q, kBatch * q_width()},
+      {&k, kBatch * kv_width()},
+      {&v, kBatch * kv_width()},
+      {&attended, kBatch * q_width()},
+      {&gate, kBatch * c.n_ff},
+      {&up, kBatch * c.n_ff},
+      {&cos, kBatch * half},
+      {&sin, kBatch * half},
+      {&logits, kHeadRows * c.n_vocab},
+      {&position_rows, positions != nullptr ? kBatch * c.n_embd : 0},
+  }};
+  int64_t total = 0;
+  for (const auto& [pointer, floats] : parts) total += aligned(floats);
+  workspace = HugeBuffer(size_t(total) * sizeof(float));
+  auto* next = reinterpret_cast<float*>(workspace.data());
+  for (const auto& [pointer, floats] : parts) {
+    *pointer = next;
+    next += aligned(floats);
+  }
+}
+
+void Decoder::Impl::norm(const NormWeights& weights, const float* in, int64_t M, float* out) const {
+  if (config.norm == Norm::rms) {
+    kernels::rms_norm(pool, in, weights.weight.data(), config.norm_eps, M, config.n_embd, out);
+  } else {
+    kernels::layer_norm(pool, in, weights.weight.data(), weights.bias.data(), config.norm_eps, M, config.n_embd, out);
+  }
+}
+
+void Decoder::Impl::embed(std::span<const int32_t> ids, int64_t position) {
+  const Config& c = config;
+  const auto M = int64_t(ids.size());
+  float* rows = project_in ? word : x;
+  pool.parallel_for(M, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m)
+      layout::decode_rows(*embedding->layout, embedding->shape, embedding->bytes, ids[size_t(m)], 1, rows + m * n_word);
+  });
+  if (project_in) {
+    const std::array<Output, 1> out = {{{x, c.n_embd}}};
+    project_in->run({word, M, n_word}, out);
+  }
+  if (positions != nullptr) {
+    layout::decode_rows(*positions->layout, positions->shape, positions->bytes, position + c.position_offset, M,
+                        position_rows);
+    kernels::add(pool, position_rows, M * c.n_embd, x);
+  }
+}
+
+void Decoder::Impl::rotary_tables(int64_t M, int64_t position) {
+  const Rope& rope = config.rope;
+  const auto half = int64_t(rope.inv_freq.size());
+  if (half == 0) return;
+  pool.parallel_for(M, 32, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      for (int64_t i = 0; i < half; ++i) {
+        const float angle = float(position + m) * rope.inv_freq[size_t(i)];  // rounded to float, as in training
+        cos[m * half + i] = std::cos(angle) * rope.attention_factor;
+        sin[m * half + i] = std::sin(angle) * rope.attention_factor;
+      }
+    }
+  });
+}
+
+void Decoder::Impl::run_layers(const Session& session, int64_t M, int64_t wanted) {
+  const Config& c = config;
+  const int64_t position = session.length();
+  const float scale = 1 / std::sqrt(float(c.head_dim));
+  int64_t rows = M;
+  float* residual = x;
+  for (int64_t index = 0; index < c.n_layers; ++index) {
+    const Layer& layer = layers[size_t(index)];
+    if (c.norm_first) norm(layer.attn_norm, x, M, h);
+    const std::array<Output, 3> qkv = {{{q, q_width()}, {k, kv_width()}, {v, kv_width()}}};
+    layer.qkv->run({c.norm_first ? h : x, M, c.n_embd}, qkv);
+    if (c.qk_norm) {
+      kernels::rms_norm(pool, q, layer.q_norm.data(), c.norm_eps, M * c.n_heads, c.head_dim, q);
+      kernels::rms_norm(pool, k, layer.k_norm.data(), c.norm_eps, M * c.n_kv_heads, c.head_dim, k);
+    }
+    if (c.positions == Positions::rope) {
+      kernels::rope(pool, q, M, c.n_heads, c.head_dim, q_width(), cos, sin, c.rope.n_rot, c.rope.adjacent);
+      kernels::rope(pool, k, M, c.n_kv_heads, c.head_dim, kv_width(), cos, sin, c.rope.n_rot, c.rope.adjacent);
+    }
+    const kernels::KvLayer cache = session.layer(index);
+    kernels::kv_store(pool, cache, position, M, k, kv_width(), v, kv_width());
+
+    // Past the last layer's keys and values only the wanted tokens matter.
+    if (index + 1 == c.n_layers) {
+      if (wanted == 0) return;
+      rows = wanted;
+      residual = x + (M - wanted) * c.n_embd;
+    }
+    const int64_t skipped = M - rows;
+    kernels::AttentionArgs args;
+    args.q = q + skipped * q_width();
+    args.q_stride = q_width();
+    args.M = rows;
+    args.n_heads = c.n_heads;
+    args.cache = cache;
+    args.position = position + skipped;
+    args.window = c.window;
+    args.scale = scale;
+    args.out = attended;
+    args.out_stride = q_width();
+    kernels::attention(pool, args);
+    const std::array<Output, 1> out = {{{h, c.n_embd}}};
+    layer.o->run({attended, rows, q_width()}, out);
+    kernels::add(pool, h, rows * c.n_embd, residual);
+    if (!c.norm_first) norm(layer.attn_norm, residual, rows, residual);
+
+    if (c.norm_first) norm(layer.ffn_norm, residual, rows, h);
+    const Activation input{c.norm_first ? h : residual, rows, c.n_embd};
+    if (c.mlp == Mlp::swiglu) {
+      const std::array<Output, 2> both = {{{gate, c.n_ff}, {up, c.n_ff}}};
+      layer.up->run(input, both);
+      kernels::swiglu(pool, gate, up, rows * c.n_ff, gate);
+    } else {
+      const std::array<Output, 1> one = {{{gate, c.n_ff}}};
+      layer.up->run(input, one);
+      if (c.mlp == Mlp::relu) {
+        kernels::relu(pool, gate, rows * c.n_ff);
+      } else {
+        kernels::gelu_tanh(pool, gate, rows * c.n_ff);
+      }
+    }
+    layer.down->run({gate, rows, c.n_ff}, out);
+    kernels::add(pool, h, rows * c.n_embd, residual);
+    if (!c.norm_first) norm(layer.ffn_norm, residual, rows, residual);
+  }
+}
+
+void Decoder::Impl::run_head(int64_t row, int64_t count) {
+  const float* in = x + row * config.n_embd;
+  if (output_norm) {
+    norm(*output_norm, in, count, h);
+    in = h;
+  }
+  if (project_out) {
+    const std::array<Output, 1> out = {{{word, n_word}}};
+    project_out->run({in, count, config.n_embd}, out);
+    in = word;
+  }
+  const std::array<Output, 1> out = {{{logits, config.n_vocab}}};
+  head->run({in, count, n_word}, out);
+}
+
+void Decoder::Impl::forward(Session& session, std::span<const int32_t> ids, Want want, const LogitsSink* sink) {
+  const auto total = int64_t(ids.size());
+  if (total > session.capacity() - session.length())
+    throw Error(
+        "{} tokens do not fit: the context holds {} and {} are taken; ask for a larger one (the model's limit is {}) "
+        "or shorten the text",
+        total, session.capacity(), session.length(), config.n_ctx);
+  for (const int32_t id : ids)
+    if (id < 0 || id >= config.n_vocab)
+      throw Error("token id {} is outside the model's vocabulary of {}", id, config.n_vocab);
+
+  for (int64_t first = 0; first < total; first += kBatch) {
+    const int64_t M = std::min(kBatch, total - first);
+    const bool last_batch = first + M == total;
+    const int64_t wanted = want == Want::all ? M : want == Want::last && last_batch ? 1 : 0;
+    embed(ids.subspan(size_t(first), size_t(M)), session.length());
+    rotary_tables(M, session.length());
+    run_layers(session, M, wanted);
+    session.length_ += M;
+    for (int64_t row = M - wanted; row < M; row += kHeadRows) {
+      const int64_t count = std::min(kHeadRows, M - row);
+      run_head(row, count);
+      if (sink != nullptr) (*sink)(first + row, count, logits);
+    }
+  }
+}
+
+// ---- Session ----
+
+Session::Session(const Decoder& decoder, int64_t capacity, kernels::KvType type) : capacity_(capacity) {
+  const Config& c = decoder.config();
+  if (capacity < 1 || capacity > c.n_ctx)
+    throw Error("a context of {} tokens was asked for; this model takes 1 to {}", capacity, c.n_ctx);
+  const int64_t half = (c.n_kv_heads * capacity * kernels::kv_head_bytes(type, c.head_dim) + 63) / 64 * 64;
+  const auto total = checked_mul(2 * half, c.n_layers);
+  if (!total) throw Error("a context of {} tokens does not fit any memory", capacity);
+  buffer_ = HugeBuffer(size_t(*total));
+  std::byte* next = buffer_.data();
+  for (int64_t index = 0; index < c.n_layers; ++index, next += 2 * half)
+    layers_.push_back({type, next, next + half, capacity, c.n_kv_heads, c.head_dim});
+}
+
+void Session::truncate(int64_t length) {
+  if (length < 0 || length > length_) throw Error("cannot truncate {} tokens to {}", length_, length);
+  length_ = length;
+}
+
+kernels::KvLayer Session::layer(int64_t index) const { return layers_[size_t(index)]; }
+
+// ---- Decoder ----
+
+Decoder::Decoder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Decoder::~Decoder() = default;
+
+std::unique_ptr<Decoder> Decoder::load(const io::Checkpoint& checkpoint, ThreadPool& pool, const LoadOptions& options) {
+  auto impl = std::make_unique<Impl>(pool);
+  impl->config = read_config(checkpoint);
+  impl->bind(checkpoint, options);
+  impl->take_workspace();
+  return std::unique_ptr<Decoder>(new Decoder(std::move(impl)));
+}
+
+const Config& Decoder::config() const { return impl_->config; }
+ThreadPool& Decoder::pool() const { return impl_->pool; }
+
+void Decoder::forward(Session& session, std::span<const int32_t> ids, Want want, const LogitsSink& sink) {
+  impl_->forward(session, ids, want, sink ? &sink : nullptr);
+}
+
+std::span<const float> Decoder::forward(Session& session, std::span<const int32_t> ids) {
+  if (ids.empty()) throw Error("no tokens to run: there are no logits of an empty text");
+  impl_->forward(session, ids, Want::last, nullptr);
+  return {impl_->logits, size_t(impl_->config.n_vocab)};
+}
+
+int64_t Decoder::weight_bytes() const {
+  int64_t total = impl_->head->weight_bytes();
+  for (const auto* group : {&impl_->project_in, &impl_->project_out})
+    if (*group) total += (*group)->weight_bytes();
+  for (const Layer& layer : impl_->layers)
+    for (const auto* group : {&layer.qkv, &layer.o, &layer.up, &layer.down}) total += (*group)->weight_bytes();
+  return total;
+}
+
+int64_t Decoder::prepared_bytes() const {
+  int64_t total = impl_->head->prepared_bytes();
+  for (const auto* group : {&impl_->project_in, &impl_->project_out})
+    if (*group) total += (*group)->prepared_bytes();
+  for (const Layer& layer : impl_->layers)
+    for (const auto* group : {&layer.qkv, &layer.o, &layer.up, &layer.down}) total += (*group)->prepared_bytes();
+  return total;
+}
+
+std::string Decoder::explain() const {
+  std::string out;
+  const auto line = [&](const LinearGroup& group) {
+    out += group.explain();
+    if (!out.empty() && out.back() != '\n') out += '\n';
+  };
+  const Layer& layer = impl_->layers.front();
+  for (const auto* group : {&layer.qkv, &layer.o, &layer.up, &layer.down}) line(**group);
+  line(*impl_->head);
+  return out;
+}
+
+}  // namespace lacuna::model
