@@ -11,15 +11,6 @@ namespace lacuna {
 
 namespace {
 
-TokenIds token_ids(const Vocabulary& vocabulary) {
-  TokenIds ids;
-  ids.reserve(vocabulary.tokens.size());
-  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
-    ids.try_emplace(vocabulary.tokens[id], static_cast<int32_t>(id));
-  }
-  return ids;
-}
-
 std::vector<std::string> pre_tokenizer_regexes(const Vocabulary& vocabulary) {
   std::vector<std::string> regexes;
   if (vocabulary.individual_digits) regexes.emplace_back(R"(\p{N})");

@@ -3,6 +3,15 @@
 
 namespace lacuna {
 
+TokenIds token_ids(const Vocabulary& vocabulary) {
+  TokenIds ids;
+  ids.reserve(vocabulary.tokens.size());
+  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+    ids.try_emplace(vocabulary.tokens[id], static_cast<int32_t>(id));
+  }
+  return ids;
+}
+
 MergeTable::MergeTable(const std::vector<std::string>& merges, const TokenIds& ids) {
   merges_.reserve(merges.size());
   std::string joined;

@@ -1,7 +1,10 @@
-// SentencePiece-type BPE: characters merged into the known piece of highest score, or by a list of merges where the
-// vocabulary has one (what tokenizer.json holds); what stays unknown falls back to bytes, else to the unknown token.
+// SentencePiece models. BPE: characters merged into the known piece of highest score, or by a list of merges where the
+// vocabulary has one (what tokenizer.json holds). Unigram: the pieces with the largest sum of scores. What stays
+// unknown falls back to bytes, else to the unknown token.
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 
 #include "core/error.h"
 #include "tokenizer/text_model.h"
@@ -37,8 +40,9 @@ int byte_of(std::string_view piece) {
 class SentencePiece final : public TextModel {
  public:
   explicit SentencePiece(const Vocabulary& vocabulary)
-      : vocabulary_(vocabulary), ids_(piece_ids(vocabulary)), merges_(vocabulary.merges, ids_) {
-    if (merges_.empty() && vocabulary.scores.size() != vocabulary.tokens.size()) {
+      : vocabulary_(vocabulary), ids_(piece_ids(vocabulary)), merges_(vocabulary.merges, token_ids(vocabulary)) {
+    if ((merges_.empty() || vocabulary.model == Vocabulary::Model::unigram) &&
+        vocabulary.scores.size() != vocabulary.tokens.size()) {
       throw Error("tokenizer: {} tokens but {} scores", vocabulary.tokens.size(), vocabulary.scores.size());
     }
     byte_ids_.fill(-1);
@@ -48,6 +52,7 @@ class SentencePiece final : public TextModel {
       if (byte < 0) throw Error("tokenizer: byte token {}: expected <0xXX>, got '{}'", id, vocabulary.tokens[id]);
       byte_ids_[static_cast<size_t>(byte)] = static_cast<int32_t>(id);
     }
+    if (vocabulary.model == Vocabulary::Model::unigram) set_unigram_scores();
     const bool all_bytes = std::ranges::find(byte_ids_, -1) == byte_ids_.end();
     if (!all_bytes && !vocabulary.unk_id) {
       throw Error(
@@ -104,14 +109,10 @@ class SentencePiece final : public TextModel {
   }
 
   void encode_word(std::string_view word, std::vector<int32_t>& out) const {
-    std::vector<Symbol> symbols;
-    for (size_t at = 0; at < word.size();) {
-      const Utf8Char next = read_utf8(word, at);
-      const size_t length = next.kind == Utf8Char::Kind::valid ? next.length : 1;
-      symbols.push_back({id_of(word.substr(at, length)), static_cast<uint32_t>(at), static_cast<uint32_t>(length)});
-      at += length;
-    }
-    if (merges_.empty()) {
+    std::vector<Symbol> symbols = characters(word);
+    if (vocabulary_.model == Vocabulary::Model::unigram) {
+      symbols = best_pieces(word, symbols);
+    } else if (merges_.empty()) {
       merge_symbols(symbols, [&](const Symbol& l, const Symbol& r) { return merge_by_score(word, l, r); });
     } else {
       merge_symbols(symbols, [&](const Symbol& l, const Symbol& r) { return merges_.find(l.id, r.id); });
@@ -123,6 +124,68 @@ class SentencePiece final : public TextModel {
       if (unknown && !previous_unknown) out.push_back(*vocabulary_.unk_id);  // a run of unknown ones is one
       previous_unknown = unknown;
     }
+  }
+
+  std::vector<Symbol> characters(std::string_view word) const {
+    std::vector<Symbol> symbols;
+    for (size_t at = 0; at < word.size();) {
+      const Utf8Char next = read_utf8(word, at);
+      const size_t length = next.kind == Utf8Char::Kind::valid ? next.length : 1;
+      symbols.push_back({id_of(word.substr(at, length)), static_cast<uint32_t>(at), static_cast<uint32_t>(length)});
+      at += length;
+    }
+    return symbols;
+  }
+
+  /// Viterbi over the characters' boundaries; of equal sums the one whose last piece is longest.
+  std::vector<Symbol> best_pieces(std::string_view word, const std::vector<Symbol>& characters) const {
+    struct Best {
+      double score = -std::numeric_limits<double>::infinity();
+      size_t first = 0;  // character where the last piece begins
+      int32_t id = -1;
+    };
+    std::vector<Best> best(characters.size() + 1);  // of the word's first n characters
+    best[0].score = 0;
+    for (size_t first = 0; first < characters.size(); ++first) {
+      const size_t begin = characters[first].begin;
+      for (size_t last = first; last < characters.size(); ++last) {
+        const size_t length = characters[last].begin + characters[last].length - begin;
+        if (length > longest_ && last > first) break;
+        const int32_t id = id_of(word.substr(begin, length));
+        if (id < 0 && last > first) continue;
+        const double score = best[first].score + (id < 0 ? unknown_score_ : unigram_score(id, length));
+        if (score > best[last + 1].score) best[last + 1] = {score, first, id};
+      }
+    }
+    std::vector<Symbol> pieces;
+    for (size_t end = characters.size(); end > 0; end = best[end].first) {
+      const uint32_t begin = characters[best[end].first].begin;
+      const Symbol& last = characters[end - 1];
+      pieces.push_back({best[end].id, begin, last.begin + last.length - begin});
+    }
+    std::ranges::reverse(pieces);
+    return pieces;
+  }
+
+  /// User-defined pieces win over any others of the same length, unknown characters lose (SentencePiece's figures).
+  double unigram_score(int32_t id, size_t length) const {
+    if (vocabulary_.types[static_cast<size_t>(id)] == TokenType::user_defined) {
+      return static_cast<double>(length) * largest_score_ - 0.1;
+    }
+    return vocabulary_.scores[static_cast<size_t>(id)];
+  }
+
+  void set_unigram_scores() {
+    double smallest = std::numeric_limits<double>::max();
+    largest_score_ = std::numeric_limits<double>::lowest();
+    for (const auto& [text, id] : ids_) {
+      const double score = vocabulary_.scores[static_cast<size_t>(id)];
+      if (!std::isfinite(score)) throw Error("tokenizer: piece {} ('{}') has the score {}", id, text, score);
+      if (vocabulary_.types[static_cast<size_t>(id)] != TokenType::normal) continue;
+      smallest = std::min(smallest, score);
+      largest_score_ = std::max(largest_score_, score);
+    }
+    unknown_score_ = smallest - 10;
   }
 
   Merge merge_by_score(std::string_view word, const Symbol& left, const Symbol& right) const {
@@ -150,7 +213,9 @@ class SentencePiece final : public TextModel {
   TokenIds ids_;
   MergeTable merges_;
   std::array<int32_t, 256> byte_ids_{};
-  size_t longest_ = 0;             // bytes of the longest piece
+  size_t longest_ = 0;  // bytes of the longest piece
+  double unknown_score_ = 0;
+  double largest_score_ = 0;
   bool words_stand_alone_ = true;  // see word_end
 };
 

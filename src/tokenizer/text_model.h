@@ -29,6 +29,9 @@ std::unique_ptr<TextModel> make_sentencepiece(const Vocabulary& vocabulary);
 
 using TokenIds = std::unordered_map<std::string_view, int32_t>;
 
+/// Every token's id by its text; of tokens with the same text the first counts.
+TokenIds token_ids(const Vocabulary& vocabulary);
+
 /// The pairs of tokens that merge, by rank.
 class MergeTable {
  public:

@@ -31,9 +31,6 @@ Vocabulary checked(Vocabulary vocabulary) {
     throw Error(
         "the model holds no tokenizer; put tokenizer.json or tokenizer.model beside it, or use a GGUF that has one");
   }
-  if (vocabulary.model == Model::unigram) {
-    throw Error("SentencePiece unigram vocabularies are not supported; known are byte-level BPE and SentencePiece BPE");
-  }
   const size_t n = vocabulary.tokens.size();
   if (n == 0) throw Error("tokenizer: the vocabulary has no tokens");
   if (vocabulary.types.size() != n) {
@@ -119,7 +116,7 @@ std::string Tokenizer::piece(int32_t id, bool special) const {
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool special) const {
   const Vocabulary& vocabulary = impl_->vocabulary;
-  bool at_start = vocabulary.model == Model::sentencepiece && vocabulary.add_space_prefix;
+  bool at_start = vocabulary.model != Model::byte_bpe && vocabulary.add_space_prefix;
   std::string text;
   for (const int32_t id : ids) {
     const std::string bytes = piece(id, special);
