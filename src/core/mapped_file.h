@@ -21,7 +21,7 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
   const std::string& path() const { return path_; }
   /// Tells the system that these bytes were read for the last time, so that their pages may leave memory (they can be
-  /// read again).
+  /// read again). Bytes outside every live mapping are left alone.
   static void release(std::span<const std::byte> bytes);
 
  private:

@@ -6,7 +6,6 @@
 #include "core/error.h"
 
 namespace lacuna::cpu {
-namespace {
 
 bool supported(Isa isa) {
 #if LACUNA_HAVE_AVX2
@@ -33,6 +32,8 @@ bool supported(Isa isa) {
   return isa == Isa::generic;
 #endif
 }
+
+namespace {
 
 constexpr std::array kAll = {Isa::avx512vnni, Isa::avx512, Isa::avx2, Isa::generic};
 

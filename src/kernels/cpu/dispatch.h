@@ -15,6 +15,8 @@ enum class Isa { generic, avx2, avx512, avx512vnni };
 /// unsupported: Error that lists them).
 Isa isa();
 std::string_view isa_name(Isa isa);
+/// Whether this CPU and this build have the instruction set.
+bool supported(Isa isa);
 
 }  // namespace lacuna::cpu
 

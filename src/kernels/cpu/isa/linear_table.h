@@ -1,0 +1,19 @@
+// src/kernels/cpu/isa/linear_table.h - the parts of one instruction set's kernel table.
+#pragma once
+
+#include "kernels/cpu/linear_kernel.h"
+
+namespace lacuna::cpu::LACUNA_ISA {
+
+void quantize(const QuantizeArgs& args);
+
+/// Kernels of one family, appended to the table in order of preference.
+struct KernelList {
+  const LinearKernel* kernels;
+  int count;
+};
+KernelList panel_kernels();  // block layouts, repacked
+KernelList row_kernels();    // block layouts, canonical bytes
+KernelList float_kernels();  // f32, f16, bf16, canonical bytes
+
+}  // namespace lacuna::cpu::LACUNA_ISA

@@ -1,0 +1,104 @@
+// src/kernels/cpu/linear_kernel.h - the CPU's kernel table for y[M,N] = x[M,K] W[N,K]^T: one table per instruction set.
+//
+// Block layouts run on integers: x is quantized once per group to int8 with one scale per 32 inputs, the codes of W are
+// unsigned bytes, and a dot product of 4 bytes adds into int32. A layout whose codes are stored with an offset starts
+// its int32 sums at -offset * sum(x), which is exact. Float layouts multiply the float inputs themselves.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/dispatch.h"
+#include "kernels/linear.h"
+#include "layout/layout.h"
+
+namespace lacuna::cpu {
+
+/// Inputs quantized together; every block layout has blocks of a multiple of this.
+inline constexpr int64_t kBlock = 32;
+/// Rows of a prepared panel: the int32 lanes of the widest register.
+inline constexpr int64_t kPanelRows = 16;
+/// Most tokens that a kernel takes at once: their partial sums for 32 rows fill 16 KiB of the first-level cache.
+inline constexpr int64_t kMaxTile = 128;
+
+struct Problem {
+  layout::Id layout;
+  layout::Shape shape;
+  kernels::Prepare prepare;
+};
+
+/// What a kernel wants to know of the quantized inputs beside codes and scales.
+struct ActivationNeeds {
+  bool quantized = false;
+  int offset = 0;     // of the weight codes; 0: none
+  int group = 32;     // inputs that share one weight scale: 16 or 32
+  bool sums = false;  // the layout has mins: scaled sums per `group`
+  bool operator==(const ActivationNeeds&) const = default;
+};
+
+/// A tile of tokens, quantized or as floats. Blocks come first, so that all tokens of one block lie together.
+struct ActivationTile {
+  int64_t tokens = 0;
+  const int8_t* codes = nullptr;   // [K/32, tokens, 32]
+  const float* scale = nullptr;    // [K/32, tokens]; NaN where the block holds a NaN or an infinity
+  const int32_t* start = nullptr;  // [K/32, tokens, 32/group]: -offset * sum of the codes
+  const float* sum = nullptr;      // [K/32, tokens, 32/group]: scale * sum of the codes
+  const float* x = nullptr;        // [tokens, K] rows x_stride apart
+  int64_t x_stride = 0;
+};
+
+struct LinearArgs {
+  const std::byte* weight = nullptr;  // prepared or canonical bytes of the whole matrix
+  int64_t N = 0, K = 0;
+  const float* bias = nullptr;  // [N] or nullptr
+  ActivationTile x;
+  float* y = nullptr;  // [tokens, N] rows y_stride apart
+  int64_t y_stride = 0;
+  int64_t row0 = 0, row1 = 0;  // row0 is a multiple of 16; row1 too, or N
+};
+
+struct LinearKernel {
+  const char* name;
+  bool (*can_run)(const Problem&);
+  ActivationNeeds needs;
+  /// Bytes of the prepared form; nullptr: the kernel reads canonical bytes.
+  int64_t (*prepared_bytes)(layout::Shape);
+  /// Writes the panels of rows [row0, row1) (multiples of 16, or N).
+  void (*prepare)(const std::byte* canonical, layout::Shape, int64_t row0, int64_t row1, std::byte* prepared);
+  const char* one_name;  // how the kernels for one and for many tokens are called in explain()
+  const char* many_name;
+  void (*run_one)(const LinearArgs&);   // tokens == 1
+  void (*run_many)(const LinearArgs&);  // 1 <= tokens <= kMaxTile
+};
+
+/// Quantizes tokens [token0, token1) of a tile. Each `start`/`sum` array is written where the pointer is given.
+struct QuantizeArgs {
+  const float* x = nullptr;  // [tokens, K] rows x_stride apart
+  int64_t x_stride = 0, K = 0, tokens = 0, token0 = 0, token1 = 0;
+  int8_t* codes = nullptr;
+  float* scale = nullptr;
+  struct Extra {
+    ActivationNeeds needs;
+    int32_t* start = nullptr;
+    float* sum = nullptr;
+  };
+  const Extra* extras = nullptr;
+  int extra_count = 0;
+};
+
+struct LinearTable {
+  const LinearKernel* kernels;
+  int count;
+  void (*quantize)(const QuantizeArgs&);
+};
+
+LACUNA_CPU_DECLARE(const LinearTable& linear_table())
+
+/// The table of an instruction set that this CPU has; rows in order of preference, the first that can run wins.
+const LinearTable& linear_table(Isa isa);
+
+/// make_cpu_linear_group on a given instruction set.
+std::unique_ptr<kernels::LinearGroup> make_linear_group(Isa isa, std::span<const kernels::WeightView> parts,
+                                                        ThreadPool& pool, kernels::Prepare prepare);
+
+}  // namespace lacuna::cpu
