@@ -120,19 +120,16 @@ class LlamaCpp:
         return flat.reshape(rows, self.n_vocab).copy()
 
     def greedy(self, prompt: list[int], count: int) -> tuple[list[int], list[numpy.ndarray]]:
-        """Up to `count` tokens (the last may be an end-of-generation token), and the logits each was taken from."""
+        """`count` tokens, going on past an end-of-generation token, and the logits each was taken from."""
         self.clear()
         ids, rows = [], []
         logits = self.evaluate(prompt, 0, len(prompt) - 1)[0]
         while True:
             ids.append(int(logits.argmax()))
             rows.append(logits)
-            if len(ids) == count or self.api.llama_vocab_is_eog(self.vocab, ids[-1]):
+            if len(ids) == count:
                 return ids, rows
             logits = self.evaluate([ids[-1]], len(prompt) + len(ids) - 1, 0)[0]
-
-    def is_end(self, token: int) -> bool:
-        return bool(self.api.llama_vocab_is_eog(self.vocab, token))
 
 
 class Lacuna:
@@ -149,7 +146,7 @@ class Lacuna:
         return rows[-1]
 
     def greedy(self, model: Path, prompt: str, count: int) -> tuple[list[int], list[int]]:
-        row = self.ask("run", str(model), "-p", prompt, "-n", str(count), "--temp", "0", "--threads", str(self.threads))
+        row = self.ask("run", str(model), "-p", prompt, "-n", str(count), "--temp", "0", "--ignore-eos", "--threads", str(self.threads))
         return row["prompt_ids"], row["ids"]
 
     def tokenize(self, model: Path, text: Path) -> list[int]:
@@ -176,25 +173,21 @@ def compare_tokens(model: Path, text: Path, ours: Lacuna | None, theirs: LlamaCp
 def compare_greedy(model: Path, ours: Lacuna, theirs: LlamaCpp, count: int) -> dict:
     row = {"check": "greedy", "model": model.name, "prompts": len(PROMPTS), "tokens": count, "identical": 0, "differences": []}
     for number, prompt in enumerate(PROMPTS):
-        prompt_ids = theirs.tokenize(prompt.encode(), special=True)
+        prompt_ids = theirs.tokenize(prompt.encode(), special=False)
         our_prompt, got = ours.greedy(model, prompt, count)
         if our_prompt != prompt_ids:
             row["differences"].append({"prompt": number, "prompt_ids": our_prompt, "llama_cpp_prompt_ids": prompt_ids, "ok": False})
             continue
         expected, logits = theirs.greedy(prompt_ids, count)
-        # A program may or may not report the end-of-generation token it stopped at: both are the same continuation.
-        trim = lambda ids: ids[:-1] if ids and theirs.is_end(ids[-1]) else ids  # noqa: E731
-        if trim(got) == trim(expected):
+        if len(got) != count:
+            raise Failure(f"{model}: prompt {number}: lacuna gave {len(got)} tokens, {count} were asked for")
+        if got == expected:
             row["identical"] += 1
             continue
-        place = next((i for i, (a, b) in enumerate(zip(got, expected)) if a != b), min(len(got), len(expected)))
-        difference = {"prompt": number, "position": place, "lacuna": got[place:place + 1], "llama_cpp": expected[place:place + 1]}
-        if place < len(got) and place < len(expected):
-            difference["margin"] = float(logits[place][expected[place]] - logits[place][got[place]])
-            difference["ok"] = difference["margin"] <= CANDIDATE_MARGIN
-        else:
-            difference["ok"] = False  # one stopped where the other went on
-        row["differences"].append(difference)
+        place = next(i for i, (a, b) in enumerate(zip(got, expected)) if a != b)
+        margin = float(logits[place][expected[place]] - logits[place][got[place]])  # by llama.cpp's logits, same tokens before
+        row["differences"].append({"prompt": number, "position": place, "lacuna": got[place], "llama_cpp": expected[place],
+                                   "margin": margin, "ok": margin <= CANDIDATE_MARGIN})
     row["ok"] = all(d["ok"] for d in row["differences"])
     return row
 
