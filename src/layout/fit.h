@@ -56,7 +56,8 @@ struct Float8 {
     constexpr float kLastBitIsOne = 12582912.0f;  // 1.5 * 2^23
     return (a + kLastBitIsOne) - kLastBitIsOne;
   }
-  friend Float8 round_clamped(Float8 a, Float8 lowest, Float8 highest) { return round(max(lowest, min(highest, a))); }
+  /// Also for NaN a number of the range.
+  friend Float8 round_clamped(Float8 a, Float8 lowest, Float8 highest) { return round(max(min(a, highest), lowest)); }
   friend float sum(Float8 a) {
     const Half half = a.lo + a.hi;
     return (half[0] + half[1]) + (half[2] + half[3]);

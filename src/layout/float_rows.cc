@@ -44,7 +44,8 @@ void encode_f16(std::span<const float> w, std::span<std::byte> out) {
 }
 
 void encode_bf16(std::span<const float> w, std::span<std::byte> out) {
-  for (size_t k = 0; k < w.size(); ++k) store(out, k, to_bf16(w[k]));
+  constexpr float kLargest = 0x1.fep127f;
+  for (size_t k = 0; k < w.size(); ++k) store(out, k, to_bf16(std::clamp(w[k], -kLargest, kLargest)));
 }
 
 void decode_f32(std::span<const std::byte> row, std::span<float> w) {

@@ -5,8 +5,8 @@
 namespace lacuna::layout {
 
 void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q8_0Block> out) {
-  static constexpr float kCandidates[] = {119.0f, 120.5f, 122.0f, 123.0f, 124.0f, 124.7f,
-                                          125.3f, 125.8f, 126.2f, 126.6f, 126.9f, 127.2f};
+  static constexpr float kCandidates[] = {119.0f, 120.0f, 121.0f, 122.0f, 123.0f, 124.0f,
+                                          124.5f, 125.0f, 125.5f, 126.0f, 126.5f, 127.0f};
   const Blocks32 fit = fit_symmetric_blocks(w, importance, -127, 127, kCandidates, 1);
   for (size_t b = 0; b < out.size(); ++b) {
     out[b].scale = fit.scale[b];
