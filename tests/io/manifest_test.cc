@@ -1,0 +1,67 @@
+#include "io/manifest.h"
+
+#include "gguf_bytes.h"
+
+namespace lacuna::io {
+namespace {
+
+const std::string kSha(64, 'a');
+
+std::string entry(std::string_view extra = "", std::string_view sha = kSha) {
+  return fmt::format(R"({{"layout":"gs4","N":4,"K":32,"nnz":64,"params":{{"group_size":16}},"sha256":"{}"{}}})", sha,
+                     extra);
+}
+std::string manifest(std::string_view tensors, std::string_view rest = R"("version":1)") {
+  return fmt::format(R"({{{},"tensors":{{{}}}}})", rest, tensors);
+}
+Manifest parse(std::string_view text) { return parse_manifest(text, "x.gguf"); }
+
+TEST(Manifest, ReadsAnEntry) {
+  const Manifest m = parse(manifest("\"blk.0.attn_q.weight\":" + entry()));
+  ASSERT_EQ(m.size(), 1u);
+  const ManifestTensor& tensor = m.at("blk.0.attn_q.weight");
+  EXPECT_EQ(tensor.layout, "gs4");
+  EXPECT_EQ(tensor.shape, (layout::Shape{4, 32}));
+  EXPECT_EQ(tensor.nnz, 64);
+  EXPECT_EQ(tensor.params.at("group_size"), 16);
+  EXPECT_EQ(tensor.sha256, kSha);
+  EXPECT_TRUE(parse(manifest("")).empty());
+}
+
+TEST(Manifest, RefusesEverythingElse) {
+  EXPECT_ERROR(parse("{"), "x.gguf: lacuna.manifest: bad JSON");
+  EXPECT_ERROR(parse("[]"), "expected a JSON object at the top");
+  EXPECT_ERROR(parse(R"({"tensors":{}})"), "\"version\" is missing");
+  EXPECT_ERROR(parse(manifest("", R"("version":2)")), "version 2 is not supported, only 1 is");
+  EXPECT_ERROR(parse(manifest("", R"("version":1,"more":0)")), "unknown key \"more\"");
+  EXPECT_ERROR(parse(R"({"version":1})"), "\"tensors\" is missing");
+  EXPECT_ERROR(parse(manifest("\"w\":" + entry(",\"x\":1"))), "tensor w: unknown key \"x\"");
+  EXPECT_ERROR(parse(manifest("\"\":" + entry())), "without a name");
+  EXPECT_ERROR(parse(manifest("\"w\":" + entry("", "abc"))), "64 lower-case hex digits");
+  EXPECT_ERROR(parse(manifest("\"w\":" + entry("", std::string(64, 'A')))), "64 lower-case hex digits");
+  EXPECT_ERROR(parse(manifest("\"w\":" + entry() + ",\"w\":" + entry())), "occurs twice");
+  const auto with = [](std::string_view N, std::string_view K, std::string_view nnz, std::string_view params) {
+    return manifest(fmt::format(R"("w":{{"layout":"gs4","N":{},"K":{},"nnz":{},"params":{},"sha256":"{}"}})", N, K, nnz,
+                                params, kSha));
+  };
+  EXPECT_NO_THROW(parse(with("4", "32", "128", "{}")));
+  EXPECT_ERROR(parse(with("4", "32", "129", "{}")), "nnz = 129 of 128 weights");
+  EXPECT_ERROR(parse(with("4", "32", "-1", "{}")), "nnz = -1");
+  EXPECT_ERROR(parse(with("0", "32", "0", "{}")), "N = 0");
+  EXPECT_ERROR(parse(with("-4", "-32", "0", "{}")), "N = -4");
+  EXPECT_ERROR(parse(with("4294967296", "4294967296", "0", "{}")), "below 2^63");
+  EXPECT_ERROR(parse(with("4.5", "32", "0", "{}")), "\"N\" must be an integer");
+  EXPECT_ERROR(parse(with("4", "32", "0", "[]")), "\"params\" must be an object");
+  EXPECT_ERROR(parse(with("4", "32", "0", R"({"g":"x"})")), "\"g\" must be an integer");
+}
+
+TEST(Manifest, UnknownLayoutListsTheKnownOnes) {
+  const Manifest m = parse(manifest("\"w\":" + entry()));
+  EXPECT_ERROR(packed_layout("w", m.at("w"), "x.gguf"), "x.gguf: tensor w: unknown packed layout \"gs4\"; known are");
+  ManifestTensor row_type = m.at("w");
+  row_type.layout = "q4_K";  // a type that GGUF has itself is never packed
+  EXPECT_ERROR(packed_layout("w", row_type, "x.gguf"), "unknown packed layout \"q4_K\"");
+}
+
+}  // namespace
+}  // namespace lacuna::io
