@@ -112,7 +112,8 @@ class Lacuna(Program):
         self.binary = binary
 
     def measure(self, model, what, options, settings):
-        command = [str(self.binary), "bench", str(model), "--what", ",".join(what), "--threads", str(settings.threads), "--json", *options]
+        command = [str(self.binary), "bench", str(model), "--what", ",".join(what), "--runs", "1", "--prompt", str(settings.prompt),
+                   "--gen", str(settings.generate), "--threads", str(settings.threads), "--json", *options]
         result = run(command)
         rows = {}
         for row in json_lines(result.stdout, command):
