@@ -97,7 +97,7 @@ void swiglu_span(const float* gate, const float* up, int64_t count, float* out) 
 
 void relu_span(float* x, int64_t count) {
   const Vf zero = hn::Zero(F32());
-  map1(x, count, x, [&](Vf v) { return hn::Max(zero, v); });  // this order keeps NaN
+  map1(x, count, x, [&](Vf v) { return hn::IfThenElse(hn::Lt(v, zero), zero, v); });  // NaN stays
 }
 
 void gelu_tanh_span(float* x, int64_t count) {
