@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/scalar.h"
 #include "layout/fallback.h"
 #include "layout/rows.h"
 
@@ -188,17 +189,17 @@ TEST(FirstBadRow, FindsNonFiniteScales) {
 }
 
 TEST(FirstBadRow, FloatRows) {
-  const float bad[] = {NAN, INFINITY, -INFINITY};
-  for (const float value : bad) {
-    for (const Id id : {Id::f32, Id::bf16}) {
-      std::vector<float> w(3 * 7, std::numeric_limits<float>::max() / 2);
-      w[13] = value;
-      std::vector<std::byte> bytes(size_t(get(id).size_bytes(get(id), {3, 7})));
-      get(id).encode_row(get(id), w, {}, bytes);
-      EXPECT_EQ(get(id).first_bad_row(get(id), {3, 7}, bytes), 1);
-      EXPECT_EQ(get(id).first_bad_row(get(id), {0, 7}, {}), -1);
-    }
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    std::vector<float> f32(3 * 7, std::numeric_limits<float>::max());
+    std::vector<bf16> half(3 * 7, bf16{0x7f7f});
+    EXPECT_EQ(get(Id::f32).first_bad_row(get(Id::f32), {3, 7}, std::as_bytes(std::span(f32))), -1);
+    EXPECT_EQ(get(Id::bf16).first_bad_row(get(Id::bf16), {3, 7}, std::as_bytes(std::span(half))), -1);
+    f32[13] = bad;
+    half[13] = to_bf16(bad);
+    EXPECT_EQ(get(Id::f32).first_bad_row(get(Id::f32), {3, 7}, std::as_bytes(std::span(f32))), 1);
+    EXPECT_EQ(get(Id::bf16).first_bad_row(get(Id::bf16), {3, 7}, std::as_bytes(std::span(half))), 1);
   }
+  EXPECT_EQ(get(Id::f32).first_bad_row(get(Id::f32), {0, 7}, {}), -1);
 }
 
 TEST(FindNonFinite, EveryPlace) {
