@@ -17,7 +17,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 HugeBuffer::HugeBuffer(size_t size) : size_(size) {
   if (size == 0) return;
   const bool huge = size >= kHugePage;
-  map_size_ = size + (huge ? kHugePage : 0);
+  if (__builtin_add_overflow(size, huge ? kHugePage : 0, &map_size_))
+    throw Error("cannot reserve {} bytes of memory: no address space is that large", size);
   map_ = ::mmap(nullptr, map_size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (map_ == MAP_FAILED) {
     map_ = nullptr;
