@@ -2,9 +2,13 @@
 #include "eval/bench.h"
 
 #include <fmt/format.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 
 #include "cli/command.h"
@@ -98,6 +102,35 @@ class Report {
   double ceiling_;
 };
 
+/// The memory read rate, measured by a child process so that its buffer does not count as this one's memory. Must run
+/// while this process has one thread.
+double measure_ceiling(int threads) {
+  int ends[2];
+  if (::pipe(ends) != 0) throw Error("no pipe: {}", std::strerror(errno));
+  const pid_t child = ::fork();
+  if (child < 0) throw Error("no further process can be started: {}", std::strerror(errno));
+  if (child == 0) {
+    double rate = 0;
+    try {
+      ThreadPool pool(threads);
+      rate = eval::measure_read_gb_s(pool);
+    } catch (const std::exception&) {  // reported below as a missing answer
+    }
+    const bool sent = rate > 0 && ::write(ends[1], &rate, sizeof(rate)) == ssize_t(sizeof(rate));
+    ::_exit(sent ? 0 : 1);
+  }
+  ::close(ends[1]);
+  double rate = 0;
+  const bool got = ::read(ends[0], &rate, sizeof(rate)) == ssize_t(sizeof(rate));
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (!got)
+    throw Error("the memory read rate could not be measured: it needs {} of free memory",
+                human_bytes(std::max(int64_t{1} << 30, 4 * eval::last_level_cache_bytes())));
+  return rate;
+}
+
 bool asked(const Options& options, const char* name) {
   return std::find(options.what.begin(), options.what.end(), name) != options.what.end();
 }
@@ -107,12 +140,11 @@ int bench(const Options& options) {
   if (options.act_sparsity != 0)
     throw Error("--act-sparsity {}: no sparse kernels exist for this model's layouts; only 0 (dense) can be timed",
                 options.act_sparsity);
+  const double ceiling = measure_ceiling(options.threads);
   std::optional<SyntheticFile> synthetic;
-  double ceiling = 0;
-  {
+  if (!options.synthetic.empty()) {
     ThreadPool pool(options.threads);
-    if (!options.synthetic.empty()) synthetic.emplace(options, pool);
-    ceiling = eval::measure_read_gb_s(pool);
+    synthetic.emplace(options, pool);
   }
   const std::string path = synthetic ? synthetic->path() : options.model;
   const std::string shape =
@@ -122,13 +154,6 @@ int bench(const Options& options) {
       .prepare = options.prepare == "auto" ? kernels::Prepare::automatic : kernels::Prepare::in_place};
   const Report report(options, shape, ceiling);
 
-  if (asked(options, "linear")) {
-    const io::Checkpoint checkpoint = io::Checkpoint::open(path);
-    ThreadPool pool(options.threads);
-    const auto rows = options.tokens == 1 ? eval::bench_linear(checkpoint, pool, wanted)
-                                          : eval::bench_gemm(checkpoint, pool, options.tokens, wanted);
-    for (const eval::BenchRow& row : rows) report.add(row, 0);
-  }
   if (asked(options, "decode") || asked(options, "prefill")) {
     const LoadedModel model = load_model(path, options, wanted.prepare);
     const kernels::KvType kv = parse_kv(options.kv);
@@ -140,6 +165,14 @@ int bench(const Options& options) {
     if (!options.json)
       print(fmt::format("load {:.2f} s, prepared copies {}, peak memory {}\n", model.load_s,
                         human_bytes(model.decoder->prepared_bytes()), human_bytes(peak_memory_bytes())));
+  }
+  // Last: its copies of small models would count as the memory of the rows above.
+  if (asked(options, "linear")) {
+    const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+    ThreadPool pool(options.threads);
+    const auto rows = options.tokens == 1 ? eval::bench_linear(checkpoint, pool, wanted)
+                                          : eval::bench_gemm(checkpoint, pool, options.tokens, wanted);
+    for (const eval::BenchRow& row : rows) report.add(row, 0);
   }
   return 0;
 }

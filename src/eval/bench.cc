@@ -21,8 +21,9 @@ namespace {
 // Inputs may be rounded to 8 bits in blocks of 32 or more: an error of at most 1/254 of the block's largest, spread
 // evenly, against values whose root mean square is about a third of it: 3 / 254 / sqrt(3) = 0.7%.
 constexpr double kLinearTolerance = 0.02;
-// Batches and single tokens may round activations differently, and a decoder's layers add their errors up.
-constexpr double kDecoderTolerance = 0.05;
+// Batches and single tokens may round activations differently, and a decoder's layers add these errors up (30 layers of
+// SmolLM2-135M: 4.5%). A wrong kernel makes it about 1.
+constexpr double kDecoderTolerance = 0.15;
 constexpr int64_t kCheckTokens = 16;
 
 using Clock = std::chrono::steady_clock;
