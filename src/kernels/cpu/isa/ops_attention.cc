@@ -45,6 +45,17 @@ inline hn::Vec<hn::FixedTag<float, 4> > sum_blocks(D, hn::Vec<D> v) {
   }
 }
 
+/// The larger of each lane of the 128-bit blocks of v.
+template <class D>
+inline hn::Vec<hn::FixedTag<float, 4> > max_blocks(D, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(D()) > 4) {
+    const hn::Half<D> half;
+    return max_blocks(half, hn::Max(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  } else {
+    return v;
+  }
+}
+
 /// out[j] = sum of the lanes of v[j], j in [0, 4).
 inline void store_sums4(const Vf* v, float* out) {
   const F32 d;
@@ -181,7 +192,7 @@ inline void token_block(int64_t group, const float* q, int64_t dp, const T* k, c
     const float top = block_top > tops[g] ? block_top : tops[g];
     const float factor = rescale(tops[g], top);
     if (factor != 1) scale_row(sums + g * dp, dp, factor);
-    totals[g] = totals[g] * factor + block_exp(row, top);
+    totals[g * kLanes] = totals[g * kLanes] * factor + block_exp(row, top);
     tops[g] = top;
   }
   for (g = 0; g + kGroupRows <= group; g += kGroupRows)
@@ -191,7 +202,7 @@ inline void token_block(int64_t group, const float* q, int64_t dp, const T* k, c
 }
 
 struct Scratch {
-  float *q, *sums, *scores, *keys, *values, *tops, *totals;
+  float *q, *sums, *scores, *keys, *values, *tops, *factors, *totals;
 };
 
 inline Scratch carve(float* base, int64_t rows, int64_t dp) {
@@ -202,7 +213,9 @@ inline Scratch carve(float* base, int64_t rows, int64_t dp) {
   s.keys = s.scores + rows * kBlock;
   s.values = s.keys + kBlock * dp;
   s.tops = s.values + kBlock * dp;
-  s.totals = s.tops + padded(rows);
+  // Rows begin anywhere in tops, and whole vectors are read and written from there.
+  s.factors = s.tops + padded(rows) + kLanes;
+  s.totals = s.factors + padded(rows) + kLanes;  // kLanes partial sums a row
   return s;
 }
 
@@ -224,7 +237,7 @@ inline void load_queries(const AttentionTask& task, int64_t group, int64_t dp, c
       for (int64_t i = head_dim; i < dp; ++i) to[i] = 0;
       std::memset(s.sums + row * dp, 0, size_t(dp) * sizeof(float));
       s.tops[row] = -HUGE_VALF;
-      s.totals[row] = 0;
+      for (int64_t i = 0; i < kLanes; ++i) s.totals[row * kLanes + i] = 0;
     }
   }
 }
@@ -236,7 +249,7 @@ inline void finish(const AttentionTask& task, int64_t group, int64_t dp, const S
   for (int64_t m = task.token_begin; m < task.token_end; ++m) {
     for (int64_t g = 0; g < group; ++g, ++row) {
       float* out = args.out + m * args.out_stride + (task.kv_head * group + g) * head_dim;
-      finish_row(s.sums + row * dp, s.tops[row], s.totals[row], head_dim, out,
+      finish_row(s.sums + row * dp, s.tops[row], sum(hn::LoadU(F32(), s.totals + row * kLanes)), head_dim, out,
                  task.partial == nullptr ? nullptr : task.partial + row * (head_dim + 2));
     }
   }
@@ -350,6 +363,58 @@ inline void transpose(const float* in, int64_t n, int64_t dp, float* out) {
 }
 #endif
 
+/// out[j] = largest of the kBlock scores of row j, j in [0, 4).
+inline void block_max4(const float* rows, float* out) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int64_t j = 0; j < 4; ++j) out[j] = block_max(rows + j * kBlock);
+#else
+  const F32 d;
+  const hn::RepartitionToWide<F32> d64;
+  Vf top[4];
+  for (int64_t j = 0; j < 4; ++j) {
+    top[j] = hn::LoadU(d, rows + j * kBlock);
+    for (int64_t i = kLanes; i < kBlock; i += kLanes) top[j] = hn::Max(top[j], hn::LoadU(d, rows + j * kBlock + i));
+  }
+  const Vf ab = hn::Max(hn::InterleaveLower(d, top[0], top[1]), hn::InterleaveUpper(d, top[0], top[1]));
+  const Vf cd = hn::Max(hn::InterleaveLower(d, top[2], top[3]), hn::InterleaveUpper(d, top[2], top[3]));
+  const auto ab64 = hn::BitCast(d64, ab), cd64 = hn::BitCast(d64, cd);
+  const Vf abcd = hn::Max(hn::BitCast(d, hn::InterleaveLower(d64, ab64, cd64)),
+                          hn::BitCast(d, hn::InterleaveUpper(d64, ab64, cd64)));
+  hn::StoreU(max_blocks(d, abcd), hn::FixedTag<float, 4>(), out);
+#endif
+}
+
+/// Turns the scores of `rows` rows into weights against each row's new maximum; brings sums and totals to it. tops:
+/// padded to whole vectors; totals: kLanes partial sums a row; factors: scratch as large as tops.
+inline void softmax_rows(float* scores, int64_t rows, int64_t dp, float* sums, float* tops, float* totals,
+                         float* factors) {
+  const F32 d;
+  // Maxima of this block into `factors`, then the new maximum and exp(old - new).
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) block_max4(scores + r * kBlock, factors + r);
+  for (; r < rows; ++r) factors[r] = block_max(scores + r * kBlock);
+  for (; r < padded(rows); ++r) factors[r] = -HUGE_VALF;  // leaves the maxima of the rows after these as they are
+  for (r = 0; r < rows; r += kLanes) {
+    const Vf before = hn::LoadU(d, tops + r);
+    const Vf after = hn::Max(before, hn::LoadU(d, factors + r));
+    const Vf factor = hn::IfThenElse(hn::Eq(before, after), hn::Set(d, 1.0f), exp(hn::Sub(before, after)));
+    hn::StoreU(after, d, tops + r);
+    hn::StoreU(factor, d, factors + r);
+  }
+  for (r = 0; r < rows; ++r) {
+    float* row = scores + r * kBlock;
+    if (factors[r] != 1) scale_row(sums + r * dp, dp, factors[r]);
+    const Vf shift = hn::Set(d, tops[r] > -HUGE_VALF ? tops[r] : 0.0f);  // nothing visible yet: zeros
+    Vf total = hn::Mul(hn::LoadU(d, totals + r * kLanes), hn::Set(d, factors[r]));
+    for (int64_t i = 0; i < kBlock; i += kLanes) {
+      const Vf w = exp(hn::Sub(hn::LoadU(d, row + i), shift));
+      hn::StoreU(w, d, row + i);
+      total = hn::Add(total, w);
+    }
+    hn::StoreU(total, d, totals + r * kLanes);
+  }
+}
+
 inline int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
 
 inline void attend_tokens(const AttentionTask& task, int64_t group, int64_t dp, const Scratch& s) {
@@ -371,22 +436,19 @@ inline void attend_tokens(const AttentionTask& task, int64_t group, int64_t dp, 
     decode_rows(args, args.cache.values, task.kv_head, block, n, dp, s.values);
     product<false>(rows, s.q + row0 * dp, dp, args.cache.head_dim, s.keys, kBlock, s.scores + row0 * kBlock, kBlock,
                    kBlock);
+    // Scores of positions that a token may not see, and past n, become -inf.
     for (int64_t t = t0; t < t1; ++t) {
       const int64_t now = first_now + t;
       const int64_t low = clamp(now - window + 1 - block, 0, n), high = clamp(now + 1 - block, 0, n);
-      for (int64_t g = 0; g < group; ++g) {
-        const int64_t row = t * group + g;
+      if (low == 0 && high == kBlock) continue;
+      for (int64_t row = t * group; row < (t + 1) * group; ++row) {
         float* scores = s.scores + row * kBlock;
         for (int64_t p = 0; p < low; ++p) scores[p] = -HUGE_VALF;
         for (int64_t p = high; p < kBlock; ++p) scores[p] = -HUGE_VALF;
-        const float block_top = block_max(scores);
-        const float top = block_top > s.tops[row] ? block_top : s.tops[row];
-        const float factor = rescale(s.tops[row], top);
-        if (factor != 1) scale_row(s.sums + row * dp, dp, factor);
-        s.totals[row] = s.totals[row] * factor + block_exp(scores, top);
-        s.tops[row] = top;
       }
     }
+    softmax_rows(s.scores + row0 * kBlock, rows, dp, s.sums + row0 * dp, s.tops + row0, s.totals + row0 * kLanes,
+                 s.factors);
     product<true>(rows, s.scores + row0 * kBlock, kBlock, n, s.values, dp, s.sums + row0 * dp, dp, dp);
   }
 }
@@ -395,7 +457,7 @@ inline void attend_tokens(const AttentionTask& task, int64_t group, int64_t dp, 
 
 int64_t attention_scratch_floats(int64_t rows, int64_t head_dim) {
   const int64_t dp = padded(head_dim);
-  return rows * (2 * dp + kBlock) + 2 * kBlock * dp + 2 * padded(rows);
+  return rows * (2 * dp + kBlock + kLanes) + 2 * kBlock * dp + 2 * (padded(rows) + kLanes);
 }
 
 void attention_block(const AttentionTask& task) {

@@ -52,9 +52,13 @@ inline void store_f16(Vf v, f16* p) {
 inline Vf exp(Vf x) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
+  const Vf lowest = hn::Set(d, -87.3365447f);
   // Written so that NaN passes: x86 max and min return their second argument then.
-  const Vf limited = hn::Min(hn::Set(d, 88.3762626f), hn::Max(hn::Set(d, -87.3365447f), x));
-  const Vf n = hn::Round(hn::Mul(limited, hn::Set(d, 1.44269504f)));
+  const Vf limited = hn::Min(hn::Set(d, 88.3762626f), hn::Max(lowest, x));
+  // Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits.
+  const Vf magic = hn::Set(d, 12582912.0f);
+  const Vf shifted = hn::MulAdd(limited, hn::Set(d, 1.44269504f), magic);
+  const Vf n = hn::Sub(shifted, magic);
   // ln 2 in two parts, the first with 11 trailing zero bits, so that n * high is exact.
   Vf r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), limited);
   r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
@@ -64,12 +68,14 @@ inline Vf exp(Vf x) {
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f / 24));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f / 6));
   p = hn::MulAdd(p, r, hn::Set(d, 0.5f));
-  const Vf r2 = hn::Mul(r, r);
-  p = hn::Add(hn::MulAdd(p, r2, r), hn::Set(d, 1.0f));
-  const auto bits = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
-  const Vf y = hn::Mul(p, hn::BitCast(d, bits));
-  const Vf kept = hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.3365447f)), y);
-  return hn::IfThenElse(hn::IsNaN(x), x, kept);
+  p = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), hn::Set(d, 1.0f));
+  const auto power = hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, shifted)), hn::Set(di, 127 << 23));
+  const Vf y = hn::IfThenZeroElse(hn::Lt(x, lowest), hn::Mul(p, hn::BitCast(d, power)));
+#if HWY_TARGET == HWY_SCALAR
+  return hn::IfThenElse(hn::IsNaN(x), x, y);
+#else
+  return y;
+#endif
 }
 
 /// Defined in ops_elementwise.cc; see ops_isa.h.
