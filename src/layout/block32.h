@@ -55,7 +55,7 @@ inline void store(const Tile32& tile, const std::array<float, 8>& unit, Float8 s
     f16 stored[8];
     Float8 s = scale, code[32], error = 0.0f;
     store_scale(s, unit, ulps, stored);
-    const Float8 inverse = divide_or_zero(1.0f, abs(s)) * select_less(s, 0.0f, -1.0f, 1.0f);
+    const Float8 inverse = invert(s);
     for (int l = 0; l < 32; ++l) {
       const Float8 shifted = tile.x[l] - offset;
       code[l] = round_clamped(shifted * inverse, lowest, highest);

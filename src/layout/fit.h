@@ -107,8 +107,13 @@ void load_lane(Tile<kLength>& tile, int j, const float* w, float unit, const flo
   }
 }
 
-/// 1 / a, or 0 for what is negligible beside weights of magnitude 1.
-inline Float8 invert(Float8 a) { return divide_or_zero(1.0f, abs(a), 1e-9f) * select_less(a, 0.0f, -1.0f, 1.0f); }
+/// 1 / a, or 0 where |a| is not above `least`.
+inline Float8 invert(Float8 a, Float8 least = 0.0f) {
+  return divide_or_zero(1.0f, abs(a), least) * select_less(a, 0.0f, -1.0f, 1.0f);
+}
+
+/// Ranges and scales up to this are nothing beside weights of magnitude 1, and their inverse squared is still finite.
+constexpr float kNegligible = 1e-9f;
 
 // ---- x ~ scale * code + offset, code in 0..top -------------------------------------------------------------------
 
@@ -154,8 +159,9 @@ Affine fit_affine(const Tile<kLength>& tile, float top, std::span<const float> m
   };
   const Float8 step = (highest - lowest) * (1.0f / top);
   for (const float low : margins)
-    for (const float high : margins) try_codes(lowest + step * low, invert(step * (1.0f - (low + high) / top)));
-  for (int i = 0; i < rounds; ++i) try_codes(best.offset, invert(best.scale));
+    for (const float high : margins)
+      try_codes(lowest + step * low, invert(step * (1.0f - (low + high) / top), kNegligible));
+  for (int i = 0; i < rounds; ++i) try_codes(best.offset, invert(best.scale, kNegligible));
   best.scale = max(best.scale, 0.0f);
   return best;
 }
@@ -173,7 +179,7 @@ Float8 fit_symmetric(const Tile<kLength>& tile, float lowest, float highest, std
     bottom = min(bottom, tile.x[l]);
     peak = max(peak, tile.x[l]);
   }
-  const Float8 inverse_extreme = invert(select_less(-bottom, peak, peak, bottom));
+  const Float8 inverse_extreme = invert(select_less(-bottom, peak, peak, bottom), kNegligible);
   Float8 best = 0.0f, best_error = 3e38f;
   const auto try_codes = [&](Float8 inverse) {
     Float8 rr = 0.0f, rq = 0.0f, qq = 0.0f;
@@ -191,7 +197,7 @@ Float8 fit_symmetric(const Tile<kLength>& tile, float lowest, float highest, std
     best_error = min(best_error, error);
   };
   for (const float candidate : candidates) try_codes(inverse_extreme * candidate);
-  for (int i = 0; i < rounds; ++i) try_codes(invert(best));
+  for (int i = 0; i < rounds; ++i) try_codes(invert(best, kNegligible));
   return best;
 }
 

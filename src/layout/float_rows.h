@@ -2,9 +2,9 @@
 //   f32   4 bytes  IEEE 754 binary32, stored as it is
 //   f16   2 bytes  IEEE 754 binary16
 //   bf16  2 bytes  upper half of a binary32
-// Encoding rounds to nearest even, takes what is too large to the largest finite number (f16: 65504) and not to infinity,
-// and ignores importance; decoding is exact. Rows may start at any address (a
-// safetensors file aligns nothing).
+// Encoding rounds to nearest even, takes what is too large to the largest finite number (f16: 65504) and not to
+// infinity, and ignores importance; decoding is exact. Rows may start at any address (a safetensors file aligns
+// nothing).
 #pragma once
 
 #include <cstddef>

@@ -5,8 +5,10 @@
 // dmin follow by least squares over the superblock. The best of all states is kept, so no step can make it worse.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "layout/fit.h"
@@ -40,12 +42,12 @@ inline f16 scale_to_f16_upwards(float value) {
   return out;
 }
 
-template <int kGroups, int kLength>
+template <int kLength, size_t kGroups>
 void load_tiles(std::span<const float> w, std::span<const float> importance, float unit,
                 std::array<Tile<kLength>, kGroups>& tiles) {
   const ImportanceScale scale(importance);
-  for (int s = 0; s < 8 * kGroups; ++s)
-    load_lane(tiles[size_t(s / 8)], s % 8, w.data() + s * kLength, unit,
+  for (size_t s = 0; s < 8 * kGroups; ++s)
+    load_lane(tiles[s / 8], int(s % 8), w.data() + s * kLength, unit,
               importance.empty() ? nullptr : importance.data() + s * kLength, scale);
 }
 
@@ -57,19 +59,20 @@ struct AffineSearch {
   int rounds;  // of neighbours and least squares
 };
 
-/// w: [256], importance: [256] or empty.
-template <int kLength>
-AffineSuperblock<kLength> fit_affine_superblock(std::span<const float> w, std::span<const float> importance,
-                                                const AffineSearch& search) {
-  constexpr int kGroups = kSuperblock / kLength / 8;
-  AffineSuperblock<kLength> out{};
-  float unit = magnitude(w);
-  if (unit == 0) return out;
-  std::array<Tile<kLength>, kGroups> tiles;
-  load_tiles<kGroups>(w, importance, unit, tiles);
+struct SymmetricSearch {
+  float lowest, highest;              // code
+  float scale_lowest, scale_highest;  // integer scale
+  std::span<const float> candidates;  // see fit_symmetric
+  int fit_rounds;
+  int rounds;
+};
 
-  // Minima are stored as magnitudes below zero. Where a sub-block lies wholly above zero and none (or a lesser one)
-  // wholly below, the negated superblock is fitted instead and d and dmin become negative.
+namespace superblock {
+
+/// Whether some sub-block lies further above zero than any lies below it. Minima are magnitudes below zero, so such a
+/// superblock is fitted negated, with negative d and dmin.
+template <int kLength>
+bool lies_above_zero(std::span<const Tile<kLength>> tiles) {
   float above = 0, below = 0;
   for (const Tile<kLength>& tile : tiles) {
     Float8 lowest = tile.x[0], highest = tile.x[0];
@@ -80,189 +83,235 @@ AffineSuperblock<kLength> fit_affine_superblock(std::span<const float> w, std::s
     above = std::max(above, largest(lowest));
     below = std::max(below, largest(-highest));
   }
-  const bool negate = above > below;
-  if (negate) {
-    unit = -unit;
+  return above > below;
+}
+
+/// Integer scales and minima of eight sub-blocks, as floats.
+struct Integers {
+  Float8 scale = 0.0f, min = 0.0f;
+};
+
+/// Normal equations of d and dmin: sum p (x - d * scale * code + dmin * min)^2 at its least.
+struct NormalEquations {
+  float dd = 0, dm = 0, mm = 0, dx = 0, mx = 0;
+};
+
+inline Float8 affine_code(Float8 x, Float8 min, Float8 inverse_scale, float top) {
+  return round_clamped((x + min) * inverse_scale, 0.0f, top);
+}
+
+/// Moves every lane to the best of itself and its eight neighbours; returns the lanes' errors.
+template <int kLength>
+Float8 step_to_best_neighbour(const Tile<kLength>& tile, float d, float dmin, const AffineSearch& search,
+                              Integers& integers) {
+  const Integers centre = integers;
+  Float8 least = 3e38f;
+  for (int neighbour = 0; neighbour < 9; ++neighbour) {
+    const Float8 scale = max(0.0f, min(search.levels, centre.scale + float(neighbour % 3 - 1)));
+    const Float8 minimum = max(0.0f, min(search.levels, centre.min + float(neighbour / 3 - 1)));
+    const Float8 s = scale * d, m = minimum * dmin, inverse = invert(s);
+    Float8 error = 0.0f;
+    for (int l = 0; l < kLength; ++l) {
+      const Float8 r = tile.x[l] + m - s * affine_code(tile.x[l], m, inverse, search.top);
+      error += tile.p[l] * r * r;
+    }
+    integers.scale = select_less(error, least, scale, integers.scale);
+    integers.min = select_less(error, least, minimum, integers.min);
+    least = min(least, error);
+  }
+  return least;
+}
+
+template <int kLength>
+void add_equations(const Tile<kLength>& tile, float d, float dmin, float top, const Integers& integers,
+                   NormalEquations& out) {
+  const Float8 m = integers.min * dmin, inverse = invert(integers.scale * d);
+  Float8 p = 0.0f, x = 0.0f, q = 0.0f, qq = 0.0f, qx = 0.0f;
+  for (int l = 0; l < kLength; ++l) {
+    const Float8 code = affine_code(tile.x[l], m, inverse, top), pq = tile.p[l] * code;
+    p += tile.p[l];
+    x += tile.p[l] * tile.x[l];
+    q += pq;
+    qq += pq * code;
+    qx += pq * tile.x[l];
+  }
+  out.dd += sum(integers.scale * integers.scale * qq);
+  out.dm += sum(-integers.scale * integers.min * q);
+  out.mm += sum(integers.min * integers.min * p);
+  out.dx += sum(integers.scale * qx);
+  out.mx += sum(-integers.min * x);
+}
+
+/// Moves every lane's integer scale to the best of itself and its two neighbours; returns the lanes' errors.
+template <int kLength>
+Float8 step_to_best_neighbour(const Tile<kLength>& tile, float d, const SymmetricSearch& search, Float8& integer) {
+  const Float8 centre = integer;
+  Float8 least = 3e38f;
+  for (int neighbour = -1; neighbour <= 1; ++neighbour) {
+    const Float8 scale = max(search.scale_lowest, min(search.scale_highest, centre + float(neighbour)));
+    const Float8 s = scale * d, inverse = invert(s);
+    Float8 error = 0.0f;
+    for (int l = 0; l < kLength; ++l) {
+      const Float8 r = tile.x[l] - s * round_clamped(tile.x[l] * inverse, search.lowest, search.highest);
+      error += tile.p[l] * r * r;
+    }
+    integer = select_less(error, least, scale, integer);
+    least = min(least, error);
+  }
+  return least;
+}
+
+}  // namespace superblock
+
+/// w: [256], importance: [256] or empty.
+template <int kLength>
+AffineSuperblock<kLength> fit_affine_superblock(std::span<const float> w, std::span<const float> importance,
+                                                const AffineSearch& search) {
+  using namespace superblock;
+  constexpr size_t kGroups = kSuperblock / kLength / 8;
+  AffineSuperblock<kLength> out{};
+  const float unit = magnitude(w);
+  if (unit == 0) return out;
+  std::array<Tile<kLength>, kGroups> tiles;
+  load_tiles(w, importance, unit, tiles);
+  const bool negate = lies_above_zero(std::span<const Tile<kLength>>(tiles));
+  if (negate)
     for (Tile<kLength>& tile : tiles)
       for (Float8& x : tile.x) x = -x;
-  }
 
   std::array<Affine, kGroups> fit;
   float largest_scale = 0, largest_min = 0;
-  for (int g = 0; g < kGroups; ++g) {
+  for (size_t g = 0; g < kGroups; ++g) {
     fit[g] = fit_affine<true>(tiles[g], search.top, search.margins, search.fit_rounds);
     largest_scale = std::max(largest_scale, largest(fit[g].scale));
     largest_min = std::max(largest_min, largest(-fit[g].offset));
   }
-  const float size = std::abs(unit);
-  f16 d = scale_to_f16_upwards(largest_scale / search.levels * size);
-  f16 dmin = scale_to_f16_upwards(largest_min / search.levels * size);
 
   struct State {
-    Float8 scale = 0.0f, min = 0.0f;
+    f16 d, dmin;
+    std::array<Integers, kGroups> integers;
   };
-  std::array<State, kGroups> state{}, best_state{};
-  f16 best_d{}, best_dmin{};
-  float best_error = std::numeric_limits<float>::infinity();
-  for (int round_index = 0; round_index < search.rounds; ++round_index) {
-    const float step = to_float(d) / size, min_step = to_float(dmin) / size;
-    const float inverse_step = step > 0 ? 1.0f / step : 0.0f, inverse_min_step = min_step > 0 ? 1.0f / min_step : 0.0f;
-    float error = 0, a11 = 0, a12 = 0, a22 = 0, b1 = 0, b2 = 0;
-    for (int g = 0; g < kGroups; ++g) {
-      const Tile<kLength>& tile = tiles[g];
-      if (round_index == 0)
-        state[g] = {round_clamped(fit[g].scale * inverse_step, 0.0f, search.levels),
-                    round_clamped(-fit[g].offset * inverse_min_step, 0.0f, search.levels)};
-      const State centre = state[g];
-      Float8 group_error = 3e38f;
-      for (int neighbour = 0; neighbour < 9; ++neighbour) {
-        const Float8 scale = max(0.0f, min(search.levels, centre.scale + float(neighbour % 3 - 1)));
-        const Float8 minimum = max(0.0f, min(search.levels, centre.min + float(neighbour / 3 - 1)));
-        const Float8 s = scale * step, m = minimum * min_step, inverse = divide_or_zero(1.0f, s);
-        Float8 candidate_error = 0.0f;
-        for (int l = 0; l < kLength; ++l) {
-          const Float8 shifted = tile.x[l] + m;
-          const Float8 r = shifted - s * round_clamped(shifted * inverse, 0.0f, search.top);
-          candidate_error += tile.p[l] * r * r;
-        }
-        state[g].scale = select_less(candidate_error, group_error, scale, state[g].scale);
-        state[g].min = select_less(candidate_error, group_error, minimum, state[g].min);
-        group_error = min(group_error, candidate_error);
-      }
-      error += sum(group_error);
-      const Float8 s = state[g].scale * step, m = state[g].min * min_step, inverse = divide_or_zero(1.0f, s);
-      Float8 p = 0.0f, x = 0.0f, q = 0.0f, qq = 0.0f, qx = 0.0f;
-      for (int l = 0; l < kLength; ++l) {
-        const Float8 code = round_clamped((tile.x[l] + m) * inverse, 0.0f, search.top), pq = tile.p[l] * code;
-        p += tile.p[l];
-        x += tile.p[l] * tile.x[l];
-        q += pq;
-        qq += pq * code;
-        qx += pq * tile.x[l];
-      }
-      a11 += sum(state[g].scale * state[g].scale * qq);
-      a12 += sum(-state[g].scale * state[g].min * q);
-      a22 += sum(state[g].min * state[g].min * p);
-      b1 += sum(state[g].scale * qx);
-      b2 += sum(-state[g].min * x);
+  State state{scale_to_f16_upwards(largest_scale / search.levels * unit),
+              scale_to_f16_upwards(largest_min / search.levels * unit),
+              {}};
+  for (size_t g = 0; g < kGroups; ++g) {
+    const float d = to_float(state.d) / unit, dmin = to_float(state.dmin) / unit;
+    state.integers[g].scale = round_clamped(fit[g].scale * (d > 0 ? 1.0f / d : 0.0f), 0.0f, search.levels);
+    state.integers[g].min = round_clamped(-fit[g].offset * (dmin > 0 ? 1.0f / dmin : 0.0f), 0.0f, search.levels);
+  }
+
+  State best = state;
+  float least = std::numeric_limits<float>::infinity();
+  for (int i = 0; i < search.rounds; ++i) {
+    const float d = to_float(state.d) / unit, dmin = to_float(state.dmin) / unit;
+    float error = 0;
+    NormalEquations eq;
+    for (size_t g = 0; g < kGroups; ++g) {
+      error += sum(step_to_best_neighbour(tiles[g], d, dmin, search, state.integers[g]));
+      add_equations(tiles[g], d, dmin, search.top, state.integers[g], eq);
     }
-    if (error < best_error) {
-      best_error = error;
-      best_state = state;
-      best_d = d;
-      best_dmin = dmin;
+    if (error < least) {
+      least = error;
+      best = state;
     }
-    const float determinant = a11 * a22 - a12 * a12;
-    if (determinant > 1e-6f * a11 * a22) {
-      d = scale_to_f16(std::max(0.0f, (b1 * a22 - b2 * a12) / determinant * size));
-      dmin = scale_to_f16(std::max(0.0f, (b2 * a11 - b1 * a12) / determinant * size));
-    } else if (a11 > 0) {
-      d = scale_to_f16(std::max(0.0f, b1 / a11 * size));
+    const float determinant = eq.dd * eq.mm - eq.dm * eq.dm;
+    if (determinant > 1e-6f * eq.dd * eq.mm) {
+      state.d = scale_to_f16(std::max(0.0f, (eq.dx * eq.mm - eq.mx * eq.dm) / determinant * unit));
+      state.dmin = scale_to_f16(std::max(0.0f, (eq.mx * eq.dd - eq.dx * eq.dm) / determinant * unit));
+    } else if (eq.dd > 0) {
+      state.d = scale_to_f16(std::max(0.0f, eq.dx / eq.dd * unit));
     } else {
       break;
     }
   }
 
-  const float step = to_float(best_d) / size, min_step = to_float(best_dmin) / size;
-  for (int g = 0; g < kGroups; ++g) {
-    const Float8 s = best_state[g].scale * step, m = best_state[g].min * min_step, inverse = divide_or_zero(1.0f, s);
+  const uint16_t sign = negate ? 0x8000 : 0;
+  out.d.bits = uint16_t(best.d.bits | sign);
+  out.dmin.bits = uint16_t(best.dmin.bits | sign);
+  for (size_t g = 0; g < kGroups; ++g) {
+    const Integers& integers = best.integers[g];
+    const Float8 m = integers.min * (to_float(best.dmin) / unit);
+    const Float8 inverse = invert(integers.scale * (to_float(best.d) / unit));
     for (int l = 0; l < kLength; ++l) {
-      const Float8 code = round_clamped((tiles[g].x[l] + m) * inverse, 0.0f, search.top);
-      for (int j = 0; j < 8; ++j) out.code[(8 * g + j) * kLength + l] = uint8_t(code[j]);
+      const Float8 code = affine_code(tiles[g].x[l], m, inverse, search.top);
+      for (int j = 0; j < 8; ++j) out.code[(8 * int(g) + j) * kLength + l] = uint8_t(code[j]);
     }
     for (int j = 0; j < 8; ++j) {
-      out.scale[8 * g + j] = uint8_t(best_state[g].scale[j]);
-      out.min[8 * g + j] = uint8_t(best_state[g].min[j]);
+      out.scale[8 * int(g) + j] = uint8_t(integers.scale[j]);
+      out.min[8 * int(g) + j] = uint8_t(integers.min[j]);
     }
   }
-  const uint16_t sign = negate ? 0x8000u : 0u;
-  out.d.bits = uint16_t(best_d.bits | sign);
-  out.dmin.bits = uint16_t(best_dmin.bits | sign);
   return out;
 }
 
-struct SymmetricSearch {
-  float lowest, highest;              // code
-  float scale_lowest, scale_highest;  // integer scale
-  std::span<const float> candidates;  // see fit_symmetric
-  int fit_rounds;
-  int rounds;
-};
-
+/// w: [256], importance: [256] or empty.
 template <int kLength>
 SymmetricSuperblock<kLength> fit_symmetric_superblock(std::span<const float> w, std::span<const float> importance,
                                                       const SymmetricSearch& search) {
-  constexpr int kGroups = kSuperblock / kLength / 8;
+  using namespace superblock;
+  constexpr size_t kGroups = kSuperblock / kLength / 8;
   SymmetricSuperblock<kLength> out{};
   const float unit = magnitude(w);
   if (unit == 0) return out;
   std::array<Tile<kLength>, kGroups> tiles;
-  load_tiles<kGroups>(w, importance, unit, tiles);
+  load_tiles(w, importance, unit, tiles);
 
   std::array<Float8, kGroups> fit;
   float lowest_fit = 0, highest_fit = 0;
-  for (int g = 0; g < kGroups; ++g) {
+  for (size_t g = 0; g < kGroups; ++g) {
     fit[g] = fit_symmetric(tiles[g], search.lowest, search.highest, search.candidates, search.fit_rounds);
     lowest_fit = std::min(lowest_fit, -largest(-fit[g]));
     highest_fit = std::max(highest_fit, largest(fit[g]));
   }
-  // The extreme scale becomes `scale_lowest`, which reaches further than `scale_highest`.
-  const bool positive = highest_fit > -lowest_fit;
-  f16 d = scale_to_f16_upwards(std::max(highest_fit, -lowest_fit) / -search.scale_lowest * unit);
-  if (positive) d.bits |= 0x8000u;
 
-  std::array<Float8, kGroups> state{}, best_state{};
-  f16 best_d{};
-  float best_error = std::numeric_limits<float>::infinity();
-  for (int round_index = 0; round_index < search.rounds; ++round_index) {
-    const float step = to_float(d) / unit, inverse_step = step != 0 ? 1.0f / step : 0.0f;
-    float error = 0, a = 0, b = 0;
-    for (int g = 0; g < kGroups; ++g) {
+  struct State {
+    f16 d;
+    std::array<Float8, kGroups> integers;
+  };
+  // The extreme scale becomes `scale_lowest`, which reaches further than `scale_highest`.
+  State state{scale_to_f16_upwards(std::max(highest_fit, -lowest_fit) / -search.scale_lowest * unit), {}};
+  if (highest_fit > -lowest_fit) state.d.bits |= 0x8000u;
+  for (size_t g = 0; g < kGroups; ++g) {
+    const float d = to_float(state.d) / unit;
+    state.integers[g] = round_clamped(fit[g] * (d != 0 ? 1.0f / d : 0.0f), search.scale_lowest, search.scale_highest);
+  }
+
+  State best = state;
+  float least = std::numeric_limits<float>::infinity();
+  for (int i = 0; i < search.rounds; ++i) {
+    const float d = to_float(state.d) / unit;
+    float error = 0, dd = 0, dx = 0;
+    for (size_t g = 0; g < kGroups; ++g) {
       const Tile<kLength>& tile = tiles[g];
-      if (round_index == 0) state[g] = round_clamped(fit[g] * inverse_step, search.scale_lowest, search.scale_highest);
-      const Float8 centre = state[g];
-      Float8 group_error = 3e38f;
-      for (int neighbour = -1; neighbour <= 1; ++neighbour) {
-        const Float8 scale = max(search.scale_lowest, min(search.scale_highest, centre + float(neighbour)));
-        const Float8 s = scale * step, inverse = divide_or_zero(1.0f, abs(s)) * select_less(s, 0.0f, -1.0f, 1.0f);
-        Float8 candidate_error = 0.0f;
-        for (int l = 0; l < kLength; ++l) {
-          const Float8 r = tile.x[l] - s * round_clamped(tile.x[l] * inverse, search.lowest, search.highest);
-          candidate_error += tile.p[l] * r * r;
-        }
-        state[g] = select_less(candidate_error, group_error, scale, state[g]);
-        group_error = min(group_error, candidate_error);
-      }
-      error += sum(group_error);
-      const Float8 s = state[g] * step, inverse = divide_or_zero(1.0f, abs(s)) * select_less(s, 0.0f, -1.0f, 1.0f);
+      Float8& integers = state.integers[g];
+      error += sum(step_to_best_neighbour(tile, d, search, integers));
+      const Float8 inverse = invert(integers * d);
       Float8 qq = 0.0f, qx = 0.0f;
       for (int l = 0; l < kLength; ++l) {
         const Float8 code = round_clamped(tile.x[l] * inverse, search.lowest, search.highest), pq = tile.p[l] * code;
         qq += pq * code;
         qx += pq * tile.x[l];
       }
-      a += sum(state[g] * state[g] * qq);
-      b += sum(state[g] * qx);
+      dd += sum(integers * integers * qq);
+      dx += sum(integers * qx);
     }
-    if (error < best_error) {
-      best_error = error;
-      best_state = state;
-      best_d = d;
+    if (error < least) {
+      least = error;
+      best = state;
     }
-    if (!(a > 0)) break;
-    d = scale_to_f16(b / a * unit);
+    if (!(dd > 0)) break;
+    state.d = scale_to_f16(dx / dd * unit);
   }
 
-  const float step = to_float(best_d) / unit;
-  for (int g = 0; g < kGroups; ++g) {
-    const Float8 s = best_state[g] * step, inverse = divide_or_zero(1.0f, abs(s)) * select_less(s, 0.0f, -1.0f, 1.0f);
+  out.d = best.d;
+  for (size_t g = 0; g < kGroups; ++g) {
+    const Float8 inverse = invert(best.integers[g] * (to_float(best.d) / unit));
     for (int l = 0; l < kLength; ++l) {
       const Float8 code = round_clamped(tiles[g].x[l] * inverse, search.lowest, search.highest);
-      for (int j = 0; j < 8; ++j) out.code[(8 * g + j) * kLength + l] = int8_t(code[j]);
+      for (int j = 0; j < 8; ++j) out.code[(8 * int(g) + j) * kLength + l] = int8_t(code[j]);
     }
-    for (int j = 0; j < 8; ++j) out.scale[8 * g + j] = int8_t(best_state[g][j]);
+    for (int j = 0; j < 8; ++j) out.scale[8 * int(g) + j] = int8_t(best.integers[g][j]);
   }
-  out.d = best_d;
   return out;
 }
 
