@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t kChunkBytes = int64_t{8} << 20;  // of the output, in memory at once
 constexpr int64_t kRowsPerTask = 4;
 constexpr std::string_view kRopeFactors = "rope_freqs.weight";
+constexpr float kLargestHalf = 65504;
 constexpr double kHeadBits = 6.5;  // a head below q6_K costs more quality than it saves
 
 bool is_matrix(const Tensor& tensor) { return tensor.dims.size() >= 2 && tensor.name.ends_with(".weight"); }
@@ -148,9 +149,14 @@ class Converter {
       for (size_t k = 0; k < w.size(); ++k) w[k] = unordered[size_t(order_[k])];
     }
     to_.encode_row(to_, w, {}, out);
-    if (to_.first_bad_row(to_, {1, tensor_.shape.K}, out) >= 0)
-      throw Error("{}: row {} has values that {} cannot hold (its largest magnitude is {}); try bf16", tensor_.name,
-                  from, to_.name, magnitude(w));
+    // Scales are stored as f16 at most and are no larger than the weights, so only such rows can overflow.
+    if (const float largest = magnitude(w); largest >= kLargestHalf) {
+      std::vector<float> stored(w.size());
+      to_.decode_row(to_, out, stored);
+      if (layout::find_non_finite(stored) >= 0)
+        throw Error("{}: row {} has values that {} cannot hold (its largest magnitude is {}); try bf16", tensor_.name,
+                    from, to_.name, largest);
+    }
   }
   static float magnitude(std::span<const float> w) {
     float largest = 0;

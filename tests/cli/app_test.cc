@@ -1,0 +1,158 @@
+// The program as a whole: help, version, exit codes, pure JSON, broken files, closed pipes.
+#include <fstream>
+
+#include "process.h"
+#include "test_support.h"
+
+namespace lacuna::test {
+namespace {
+
+const std::vector<std::string> kCommands = {"pull",     "run",        "inspect", "tokenize",
+                                            "quantize", "perplexity", "bench",   "synth"};
+const std::string kModel = fixture("gguf_models/llama_tied.gguf");
+
+TEST(App, EveryCommandExplainsItsFlags) {
+  const std::string help = output_of({"--help"});
+  for (const std::string& command : kCommands) {
+    EXPECT_NE(help.find("\n  " + command), std::string::npos) << command;
+    const std::string own = output_of({command, "--help"});
+    for (const char* flag : {"--threads", "--device", "--json", "--help"})
+      EXPECT_NE(own.find(flag), std::string::npos) << command << " " << flag;
+  }
+}
+
+TEST(App, VersionNamesEverything) {
+  const std::string version = output_of({"--version"});
+  for (const char* word : {"lacuna ", "commit ", "compiler ", "SIMD ", "build "})
+    EXPECT_NE(version.find(word), std::string::npos) << version;
+}
+
+TEST(App, WrongUsageExitsWith2AndOneLine) {
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{},
+                                             {"frobnicate"},
+                                             {"inspect"},
+                                             {"inspect", kModel, "--nonsense"},
+                                             {"run", kModel, "-n", "many"},
+                                             {"inspect", kModel, "--threads", "0"},
+                                             {"inspect", kModel, "--device", "tpu"},
+                                             {"perplexity", kModel, "-f", kModel, "--protocol", "mine"},
+                                             {"quantize", kModel}}) {
+    const Finished done = run_lacuna(arguments);
+    EXPECT_EQ(done.code, 2) << done.err;
+    EXPECT_EQ(done.out, "");
+    EXPECT_EQ(std::count(done.err.begin(), done.err.end(), '\n'), 1) << done.err;
+  }
+  const Finished unknown = run_lacuna({"frobnicate"});
+  for (const std::string& command : kCommands) EXPECT_NE(unknown.err.find(command), std::string::npos) << unknown.err;
+}
+
+TEST(App, CudaIsRefusedInASentence) {
+  for (const char* command : {"inspect", "run"})
+    expect_error({command, kModel, "--device", "cuda", "--json"}, "no CUDA backend yet");
+}
+
+TEST(App, JsonHasTheStableKeys) {
+  const auto keys_of = [](const nlohmann::json& object) {
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : object.items()) keys.push_back(key);
+    return keys;
+  };
+  const auto inspected = json_of({"inspect", kModel});
+  EXPECT_EQ(keys_of(inspected), (std::vector<std::string>{"arch", "bytes", "effective_bits", "params", "tensors"}));
+  EXPECT_EQ(keys_of(inspected["tensors"][0]), (std::vector<std::string>{"bits", "bytes", "layout", "name", "shape"}));
+  EXPECT_EQ(keys_of(json_of({"tokenize", kModel, "-p", "ab"})), (std::vector<std::string>{"ids"}));
+  const auto ran = json_of({"run", kModel, "-p", "ab", "-n", "2", "--temp", "0"});
+  for (const char* key : {"text", "prompt_ids", "ids", "load_s", "prefill_tok_s", "decode_tok_s", "act_sparsity"})
+    EXPECT_TRUE(ran.contains(key)) << key;
+}
+
+// RECIPES 5: cut files, and files that are nothing.
+TEST(App, BrokenFilesAreErrorsOfOneSentence) {
+  const TempDir dir;
+  const std::string whole = read_text(kModel);
+  for (const size_t size :
+       {size_t{0}, size_t{1}, size_t{4}, size_t{23}, size_t{25}, whole.size() / 2, whole.size() - 1}) {
+    const std::string path = dir.file("cut.gguf");
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << whole.substr(0, size);
+    expect_error({"inspect", path, "--json"}, "cut.gguf");
+    expect_error({"run", path, "-p", "a", "--json"}, "cut.gguf");
+    expect_error({"quantize", path, "-o", dir.file("out.gguf")}, "cut.gguf");
+    EXPECT_FALSE(std::filesystem::exists(dir.file("out.gguf")));
+  }
+  expect_error({"inspect", dir.file("absent.gguf")}, "absent.gguf");
+  expect_error({"inspect", dir.path().string()}, "config.json");
+  expect_error({"inspect", "/dev/null"}, "/dev/null");
+  for (const char* refused : {"gguf/refused_big_endian.gguf", "gguf/refused_nested_array.gguf"})
+    expect_error({"inspect", fixture(refused)}, "refused");
+}
+
+// Flipped bytes anywhere in the header may be an error or an odd model, never a signal.
+TEST(App, DamagedHeadersNeverCrash) {
+  const TempDir dir;
+  const std::string whole = read_text(kModel);
+  for (size_t at = 0; at < 1200; at += 13) {
+    std::string damaged = whole;
+    damaged[at] = char(damaged[at] ^ 0xff);
+    const std::string path = dir.file("damaged.gguf");
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << damaged;
+    const Finished done = run_lacuna({"inspect", path});
+    EXPECT_TRUE(done.code == 0 || done.code == 1) << "byte " << at << ": signal " << done.signal << "\n" << done.err;
+  }
+}
+
+TEST(App, AReaderThatGoesAwayEndsItQuietly) {
+  const Finished done = run_lacuna({"inspect", kModel}, {.close_out_early = true});
+  EXPECT_EQ(done.signal, 0);
+  EXPECT_EQ(done.code, 0);
+  EXPECT_EQ(done.err, "");
+}
+
+TEST(App, AFullDiskUnderStdoutIsAnError) {
+  const Finished done = run_lacuna({"inspect", kModel}, {.out_path = "/dev/full"});
+  EXPECT_EQ(done.code, 1);
+  EXPECT_NE(done.err.find("standard output"), std::string::npos) << done.err;
+}
+
+TEST(Inspect, CountsWhatTheFileHolds) {
+  const auto found = json_of({"inspect", kModel});
+  EXPECT_EQ(found["arch"], "llama");
+  int64_t params = 0, bytes = 0;
+  for (const auto& tensor : found["tensors"]) {
+    int64_t count = 1;
+    for (const auto& dim : tensor["shape"]) count *= dim.get<int64_t>();
+    EXPECT_EQ(tensor["bytes"].get<int64_t>(), 4 * count) << tensor;  // the fixture is f32
+    EXPECT_DOUBLE_EQ(tensor["bits"].get<double>(), 32.0);
+    params += count;
+    bytes += tensor["bytes"].get<int64_t>();
+  }
+  EXPECT_GT(params, 0);
+  EXPECT_EQ(found["params"], params);
+  EXPECT_EQ(found["bytes"], bytes);
+  EXPECT_DOUBLE_EQ(found["effective_bits"].get<double>(), 32.0);
+  EXPECT_EQ(json_of({"inspect", fixture("hf/llama_tied")})["params"], params) << "the same model as a folder";
+}
+
+TEST(Inspect, AVocabularyAloneWorks) {
+  const auto found = json_of({"inspect", fixture("gguf/vocabulary.gguf")});
+  EXPECT_EQ(found["params"], 0);
+  EXPECT_EQ(found["tensors"].size(), 0u);
+  EXPECT_NE(output_of({"inspect", fixture("gguf/vocabulary.gguf")}).find("no tensors"), std::string::npos);
+}
+
+TEST(Tokenize, TextFileAndFlags) {
+  const TempDir dir;
+  const std::string path = dir.file("text.txt");
+  std::ofstream(path) << "abc a";
+  const auto ids = json_of({"tokenize", kModel, "-p", "abc a"})["ids"];
+  EXPECT_EQ(ids, (std::vector<int>{3, 4, 5, 46}));  // a, b, c and the one merge, "_a"
+  EXPECT_EQ(json_of({"tokenize", kModel, "-f", path})["ids"], ids);
+  EXPECT_EQ(json_of({"tokenize", kModel, "-f", "-"}, {.input = "abc a"})["ids"], ids);
+  EXPECT_EQ(output_of({"tokenize", kModel, "-p", "abc"}), "3 4 5\n");
+  EXPECT_EQ(json_of({"tokenize", kModel, "-p", ""})["ids"].size(), 0u);
+  expect_error({"tokenize", kModel}, "-p TEXT");
+  expect_error({"tokenize", fixture("hf/llama_mha"), "-p", "a"}, "no tokenizer");
+}
+
+}  // namespace
+}  // namespace lacuna::test

@@ -1,0 +1,192 @@
+// `run`: greedy text against third-party ids, special tokens, the edge of the context, chat.
+#include "cli/chat.h"
+#include "core/error.h"
+#include "models.h"
+#include "process.h"
+
+namespace lacuna::test {
+namespace {
+
+std::string joined(const std::vector<int64_t>& ids) {
+  std::string out;
+  for (const int64_t id : ids) {
+    if (!out.empty()) out += ',';
+    out += std::to_string(id);
+  }
+  return out;
+}
+
+TEST(Run, GreedyIdsAreThoseOfTransformers) {
+  int checkpoints = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(fixture("hf"))) {
+    const auto expected = nlohmann::json::parse(read_text(entry.path() / "logits.json"));
+    const auto greedy = expected["greedy_ids"].get<std::vector<int64_t>>();
+    std::vector<std::string> models = {entry.path().string()};
+    const std::string converted = fixture("gguf_models/" + entry.path().filename().string() + ".gguf");
+    if (std::filesystem::exists(converted)) models.push_back(converted);
+    for (const std::string& model : models) {
+      const auto ran = json_of({"run", model, "--prompt-ids", joined(expected["input_ids"].get<std::vector<int64_t>>()),
+                                "-n", std::to_string(greedy.size()), "--temp", "0", "--ignore-eos", "--kv", "f32"});
+      EXPECT_EQ(ran["ids"].get<std::vector<int64_t>>(), greedy) << model;
+      ++checkpoints;
+    }
+  }
+  EXPECT_GE(checkpoints, 30);
+}
+
+TEST(Run, StreamsTheTextThatJsonReports) {
+  const TempDir dir;
+  const std::string model = dir.file("tiny.gguf");
+  write_tiny_model(model);
+  const std::vector<std::string> arguments = {"run", model, "-p", "Hello", "-n", "12", "--temp", "0", "--ignore-eos"};
+  const auto ran = json_of(arguments);
+  EXPECT_EQ(ran["ids"].size(), 12u);
+  EXPECT_EQ(ran["prompt_ids"].size(), 5u);
+  const Finished plain = run_lacuna(arguments);
+  EXPECT_EQ(plain.out, ran["text"].get<std::string>() + "\n");
+  EXPECT_NE(plain.err.find("tokens/s"), std::string::npos);
+  EXPECT_EQ(ran["act_sparsity"], 0.0);
+}
+
+TEST(Run, TheSeedDecidesTheText) {
+  const TempDir dir;
+  const std::string model = dir.file("tiny.gguf");
+  write_tiny_model(model);
+  const auto ids = [&](const char* seed, const char* threads) {
+    return json_of({"run", model, "-p", "Hello", "-n", "20", "--temp", "1.5", "--top-k", "0", "--top-p", "1", "--min-p",
+                    "0", "--seed", seed, "--ignore-eos", "--threads", threads})["ids"];
+  };
+  EXPECT_EQ(ids("1", "1"), ids("1", "2"));
+  EXPECT_NE(ids("1", "1"), ids("2", "1"));
+}
+
+TEST(Run, RefusesWhatItCannotDo) {
+  const std::string model = fixture("gguf_models/llama_tied.gguf");
+  expect_error({"run", model, "-p", "a", "--act-sparsity", "0.5"}, "thresholds");
+  expect_error({"run", model, "-p", "a", "--system", "Be brief."}, "--chat");
+  expect_error({"run", model, "-p", "a", "--chat"}, "--chat-template");
+  expect_error({"run", model, "-p", "a", "--chat", "--chat-template", "klingon"}, "chatml");
+  expect_error({"run", model, "--chat", "--json"}, "-p TEXT");
+  expect_error({"run", model, "-p", "a", "--temp", "-1"}, "temperature");
+  expect_error({"run", model, "-f", "/nonexistent/prompt.txt"}, "/nonexistent/prompt.txt");
+  expect_error({"run", model}, "no prompt");
+  expect_error({"run", model, "--prompt-ids", "1,48"}, "48");
+  expect_error({"run", model, "-p", "a", "--ctx", "65"}, "64");
+}
+
+// RECIPES 26.
+TEST(Run, NeverTwoBosAndNeverAMadeUpOne) {
+  const TempDir dir;
+  const std::string plain = fixture("gguf_models/llama_tied.gguf"), with_bos = dir.file("bos.gguf"),
+                    without_key = dir.file("none.gguf");
+  rewrite(plain, with_bos, [](io::Metadata& m) { m.set("tokenizer.ggml.add_bos_token", true); });
+  rewrite(plain, without_key, [](io::Metadata& m) {
+    m.erase("tokenizer.ggml.add_bos_token");
+    m.erase("tokenizer.ggml.bos_token_id");
+  });
+  const auto prompt = [](const std::string& model, const std::string& text, std::vector<std::string> more = {}) {
+    std::vector<std::string> arguments = {"run", model, "-p", text, "-n", "1", "--temp", "0", "--ignore-eos"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return json_of(arguments)["prompt_ids"].get<std::vector<int>>();
+  };
+  EXPECT_EQ(prompt(with_bos, "ab"), (std::vector<int>{1, 3, 4}));
+  EXPECT_EQ(prompt(with_bos, "<s>ab", {"--special"}), (std::vector<int>{1, 3, 4}));
+  EXPECT_EQ(prompt(with_bos, "ab", {"--no-bos"}), (std::vector<int>{3, 4}));
+  EXPECT_EQ(prompt(with_bos, ""), (std::vector<int>{1}));
+  EXPECT_EQ(prompt(with_bos, "a"), (std::vector<int>{1, 3}));
+  for (const std::string& model : {plain, without_key}) {
+    EXPECT_EQ(prompt(model, "ab"), (std::vector<int>{3, 4}));
+    EXPECT_EQ(prompt(model, "a"), (std::vector<int>{3}));
+    expect_error({"run", model, "-p", ""}, "empty");
+  }
+}
+
+// RECIPES 27. The fixture's context is 64.
+TEST(Run, TheContextEndsWithAMessage) {
+  const std::string model = fixture("gguf_models/llama_tied.gguf");
+  const auto prompt = [](int64_t count) { return joined(std::vector<int64_t>(size_t(count), 5)); };
+  for (const int64_t count : {1, 63, 64}) {
+    const Finished done = run_lacuna(
+        {"run", model, "--prompt-ids", prompt(count), "-n", "1000", "--temp", "0", "--ignore-eos", "--json"});
+    EXPECT_EQ(done.code, 0) << done.err;
+    const auto ran = json_lines(done.out).at(0);
+    EXPECT_EQ(int64_t(ran["ids"].size()), 65 - count) << "the last token's successor needs no place";
+    EXPECT_EQ(ran["stop"], "context");
+    EXPECT_NE(done.err.find("context of 64 tokens is full"), std::string::npos) << done.err;
+  }
+  for (const int64_t count : {65, 10000})
+    expect_error({"run", model, "--prompt-ids", prompt(count), "-n", "4"}, "the prompt has " + std::to_string(count));
+  const auto short_context =
+      json_of({"run", model, "--prompt-ids", prompt(4), "-n", "100", "--temp", "0", "--ctx", "8", "--ignore-eos"});
+  EXPECT_EQ(short_context["ids"].size(), 5u);
+}
+
+TEST(Run, TypesOfCacheAgree) {
+  const std::string model = fixture("gguf_models/llama_tied.gguf");
+  const auto ids = [&](const char* kv) {
+    return json_of(
+        {"run", model, "--prompt-ids", "1,7,9,11", "-n", "8", "--temp", "0", "--ignore-eos", "--kv", kv})["ids"];
+  };
+  EXPECT_EQ(ids("f16"), ids("f32"));
+  EXPECT_EQ(ids("q8_0").size(), 8u);
+}
+
+class ChatTest : public ::testing::Test {
+ protected:
+  ChatTest() {
+    write_tiny_model(dir_.file("tiny.gguf"));
+    model_ = std::make_unique<cli::LoadedModel>(cli::load_model(dir_.file("tiny.gguf"), cli::Common{.threads = 1}));
+  }
+  cli::Sequence sequence() { return {*model_->decoder, 256, kernels::KvType::f32}; }
+  model::Sampler sampler() { return model::Sampler({.temperature = 0}, model_->decoder->config().n_vocab); }
+
+  TempDir dir_;
+  std::unique_ptr<cli::LoadedModel> model_;
+};
+
+const auto kQuiet = [](std::string_view) {};
+
+TEST_F(ChatTest, AnswersFromTheCacheAsFromScratch) {
+  cli::Sequence kept = sequence();
+  model::Sampler kept_sampler = sampler();
+  const cli::GenerateOptions options{.max_tokens = 6, .ignore_end = true};
+  cli::Chat chat(*model_, kept, kept_sampler, ChatTemplate::from("chatml"), "", options);
+  chat.ask("one", kQuiet);
+  const cli::Generation second = chat.ask("two", kQuiet);
+  EXPECT_LT(second.prefill_tokens, int64_t(chat.prompt_ids().size())) << "the history was computed again";
+  EXPECT_EQ(chat.prompt_ids().size() + second.ids.size() - 1, kept.ids.size());
+
+  cli::Sequence fresh = sequence();
+  model::Sampler fresh_sampler = sampler();
+  const cli::Generation again = cli::generate(*model_, fresh, fresh_sampler, chat.prompt_ids(), options, kQuiet);
+  EXPECT_EQ(again.prefill_tokens, int64_t(chat.prompt_ids().size()));
+  EXPECT_EQ(again.ids, second.ids);
+  EXPECT_EQ(again.text, second.text);
+}
+
+TEST_F(ChatTest, AConversationThatNoLongerFitsKeepsItsHistory) {
+  cli::Sequence kept = sequence();
+  model::Sampler kept_sampler = sampler();
+  cli::Chat chat(*model_, kept, kept_sampler, ChatTemplate::from("chatml"), "", {.max_tokens = 2, .ignore_end = true});
+  chat.ask("one", kQuiet);
+  const size_t before = chat.prompt_ids().size();
+  EXPECT_THROW(chat.ask(std::string(300, 'x'), kQuiet), ::lacuna::Error);
+  chat.ask("two", kQuiet);
+  EXPECT_LT(chat.prompt_ids().size(), before + 100) << "the message that did not fit is still there";
+}
+
+TEST_F(ChatTest, TheProgramReadsMessagesFromItsInput) {
+  const Finished done = run_lacuna(
+      {"run", dir_.file("tiny.gguf"), "--chat", "--chat-template", "chatml", "-n", "4", "--temp", "0", "--ignore-eos"},
+      {.input = "one\n/help\n/clear\none\n/wrong\n/exit\nnever read\n"});
+  EXPECT_EQ(done.code, 0) << done.err;
+  const size_t end = done.out.find('\n');
+  ASSERT_NE(end, std::string::npos);
+  const std::string answer = done.out.substr(0, end + 1);
+  EXPECT_NE(done.out.find("/clear  forget"), std::string::npos);
+  EXPECT_TRUE(done.out.ends_with("\n" + answer)) << "after /clear the same message has the same answer: " << done.out;
+  EXPECT_NE(done.err.find("unknown command /wrong"), std::string::npos) << done.err;
+}
+
+}  // namespace
+}  // namespace lacuna::test
