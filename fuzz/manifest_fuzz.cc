@@ -1,0 +1,23 @@
+// Any bytes as lacuna.manifest: read or refused with an Error; sizes that were read do not overflow.
+#include <cstdlib>
+
+#include "core/checked_math.h"
+#include "core/error.h"
+#include "io/manifest.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace lacuna;
+  try {
+    for (const auto& [name, tensor] : io::parse_manifest({reinterpret_cast<const char*>(data), size}, "fuzz.gguf")) {
+      const auto weights = checked_mul(tensor.shape.N, tensor.shape.K);
+      if (name.empty() || !weights || tensor.nnz < 0 || tensor.nnz > *weights || tensor.sha256.size() != 64)
+        std::abort();
+      try {
+        io::packed_layout(name, tensor, "fuzz.gguf");
+      } catch (const Error&) {
+      }
+    }
+  } catch (const Error&) {
+  }
+  return 0;
+}
