@@ -91,6 +91,16 @@ LACUNA_INLINE void store_rows(const LinearArgs& a, int64_t n, int64_t t, const F
   for (int64_t r = 0; r < rows; ++r) y[r] = a.bias == nullptr ? lanes[r] : lanes[r] + a.bias[n + r];
 }
 
+/// Unrolled where the blocks of a superblock would otherwise wait for their variable shifts; narrow registers have
+/// neither the room nor the need.
+#if defined(__AVX512BW__)
+#define LACUNA_UNROLL_BLOCKS _Pragma("GCC unroll 8")
+constexpr int64_t kPrefetch = 2048;  // bytes ahead of the codes being read
+#else
+#define LACUNA_UNROLL_BLOCKS
+constexpr int64_t kPrefetch = 1024;
+#endif
+
 /// One token: one panel at a time, the sums stay in registers.
 template <class L>
 void run_one(const LinearArgs& a) {
@@ -103,13 +113,14 @@ void run_one(const LinearArgs& a) {
     F32x16 sum = splat(0.0f);
     for (int64_t u = 0; u < units; ++u, scales += L::kBytes) {
       const typename L::Head head = L::head(scales);
-#pragma GCC unroll 8
+      LACUNA_UNROLL_BLOCKS
       for (int i = 0; i < L::kBlocks; ++i, codes += kCodeBytes<L>) {
         const int64_t b = u * L::kBlocks + i;
+        for (int line = 0; line < kCodeBytes<L>; line += 64) __builtin_prefetch(codes + kPrefetch + line);
         BlockScales<kGroups> s;
         L::load(head, scales, i, s);
         const int8_t* x = a.x.codes + b * kBlock;
-        const F32x16 x_scale = splat(a.x.scale[b]);
+        F32x16 part = splat(0.0f);
 #pragma GCC unroll 2
         for (int g = 0; g < kGroups; ++g) {
           I32x16 acc = splat(int32_t{0});
@@ -119,9 +130,10 @@ void run_one(const LinearArgs& a) {
             const int j = g * kVectors + v;
             acc = dot4<kMaxCodeOf<L>>(acc, load_codes<L>(codes, j), splat4(x + 4 * j));
           }
-          sum = mul_add(to_f32(acc) * x_scale, s.scale[g], sum);
+          part = g == 0 ? to_f32(acc) * s.scale[0] : mul_add(to_f32(acc), s.scale[g], part);
           if constexpr (L::kMin) sum = mul_add(s.min[g], splat(a.x.sum[kGroups * b + g]), sum);
         }
+        sum = mul_add(part, splat(a.x.scale[b]), sum);
       }
     }
     store_rows(a, n, 0, sum);
@@ -157,7 +169,7 @@ void run_panels(const LinearArgs& a, int64_t n) {
       for (int64_t t = 0; t < tokens; ++t, x += kBlock) {
         F32x16 sum[P];
         for (int p = 0; p < P; ++p) sum[p] = load_f32(&sums[t][16 * p]);
-        const F32x16 scale = splat(x_scale[t]);
+        F32x16 part[P];
 #pragma GCC unroll 2
         for (int g = 0; g < kGroups; ++g) {
           I32x16 acc[P];
@@ -171,11 +183,12 @@ void run_panels(const LinearArgs& a, int64_t n) {
             for (int p = 0; p < P; ++p) acc[p] = dot4<kMaxCodeOf<L>>(acc[p], codes[p][g * kVectors + v], four);
           }
           for (int p = 0; p < P; ++p) {
-            sum[p] = mul_add(to_f32(acc[p]) * scale, s[p].scale[g], sum[p]);
+            part[p] = g == 0 ? to_f32(acc[p]) * s[p].scale[0] : mul_add(to_f32(acc[p]), s[p].scale[g], part[p]);
             if constexpr (L::kMin) sum[p] = mul_add(s[p].min[g], splat(x_sum[kGroups * t + g]), sum[p]);
           }
         }
-        for (int p = 0; p < P; ++p) store_f32(&sums[t][16 * p], sum[p]);
+        const F32x16 scale = splat(x_scale[t]);
+        for (int p = 0; p < P; ++p) store_f32(&sums[t][16 * p], mul_add(part[p], scale, sum[p]));
       }
     }
   }
