@@ -107,8 +107,9 @@ Float8 step_to_best_neighbour(const Tile<kLength>& tile, float d, float dmin, co
   const Integers centre = integers;
   Float8 least = 3e38f;
   for (int neighbour = 0; neighbour < 9; ++neighbour) {
-    const Float8 scale = max(0.0f, min(search.levels, centre.scale + float(neighbour % 3 - 1)));
-    const Float8 minimum = max(0.0f, min(search.levels, centre.min + float(neighbour / 3 - 1)));
+    const int scale_move = neighbour % 3 - 1, min_move = neighbour / 3 - 1;
+    const Float8 scale = max(0.0f, min(search.levels, centre.scale + float(scale_move)));
+    const Float8 minimum = max(0.0f, min(search.levels, centre.min + float(min_move)));
     const Float8 s = scale * d, m = minimum * dmin, inverse = invert(s);
     Float8 error = 0.0f;
     for (int l = 0; l < kLength; ++l) {
