@@ -81,6 +81,11 @@ Vocabulary vocabulary_from_metadata(const Metadata& metadata) {
   out.model = read_model(metadata);
   if (out.model == Vocabulary::Model::none) return out;
   const bool bytes = out.model == Vocabulary::Model::byte_bpe;
+  if (metadata.contains("tokenizer.ggml.precompiled_charsmap"))
+    throw Error(
+        "metadata key tokenizer.ggml.precompiled_charsmap: a tokenizer that rewrites characters by a compiled table is "
+        "not supported; "
+        "its ids would be wrong without it");
 
   const auto* tokens = metadata.strings("tokenizer.ggml.tokens");
   if (tokens == nullptr) throw Error("metadata key tokenizer.ggml.tokens is missing");

@@ -115,6 +115,8 @@ TEST(VocabularyMetadata, RefusesContradictions) {
   };
   EXPECT_ERROR(changed(byte_bpe(), "tokenizer.ggml.model", std::string("bert")),
                "unknown tokenizer \"bert\"; known are gpt2, llama, t5, no_vocab");
+  EXPECT_ERROR(changed(sentencepiece(), "tokenizer.ggml.precompiled_charsmap", std::vector<uint8_t>{1}),
+               "precompiled_charsmap: a tokenizer that rewrites");
   EXPECT_ERROR(changed(byte_bpe(), "tokenizer.ggml.tokens", std::nullopt), "tokens is missing");
   EXPECT_ERROR(changed(byte_bpe(), "tokenizer.ggml.merges", std::nullopt), "merges is missing");
   EXPECT_ERROR(changed(byte_bpe(), "tokenizer.ggml.merges", std::vector<std::string>{"ab"}),
