@@ -276,6 +276,7 @@ def compare_divergence(model: Path, text: Path, context: int, chunks: int, ours:
     first = context // 2
     rows: dict[str, list[numpy.ndarray]] = {"llama_cpp": [], "lacuna": []}
     agree = {"llama_cpp": 0, "lacuna": 0}
+    loss = {"float32": 0.0, "llama_cpp": 0.0, "lacuna": 0.0}
     our_file = scratch / f"{model.stem}-logits.bin"
     with LlamaCpp(api, model, context, threads) as theirs, \
             LlamaCpp(api, make_float32(bin_folder, model, scratch), context, threads, float32=True) as exact:
@@ -289,20 +290,25 @@ def compare_divergence(model: Path, text: Path, context: int, chunks: int, ours:
             theirs.clear()
             # The last token's logits predict a token of the next window: neither program scores them.
             true = log_softmax(exact.evaluate(window, 0, first)[:scored])
+            targets = (numpy.arange(scored), numpy.array(window[first + 1:]))
+            loss["float32"] -= float(true[targets].sum())
             others = {"llama_cpp": theirs.evaluate(window, 0, first)[:scored]}
             if our_logits is not None:
                 others["lacuna"] = our_logits[index * scored:(index + 1) * scored]
             for name, logits in others.items():
                 if not numpy.isfinite(logits).all():
                     raise Failure(f"{model}: the logits of {name} hold NaN or infinity in window {index}")
-                rows[name].append(divergence(true, log_softmax(logits)))
+                other = log_softmax(logits)
+                rows[name].append(divergence(true, other))
+                loss[name] -= float(other[targets].sum())
                 agree[name] += int((logits.argmax(axis=1) == true.argmax(axis=1)).sum())
-    row = {"check": "kl", "model": model.name, "text": text.name, "ctx": context, "chunks": chunks, "rows": scored * chunks}
+    row = {"check": "kl", "model": model.name, "text": text.name, "ctx": context, "chunks": chunks, "rows": scored * chunks,
+           "float32_ppl": float(numpy.exp(loss["float32"] / (scored * chunks)))}
     for name, values in rows.items():
         if values:
             joined = numpy.concatenate(values)
             row[name] = {"mean": float(joined.mean()), "stderr": float(joined.std() / len(joined) ** 0.5), "max": float(joined.max()),
-                         "same_first_choice": agree[name] / len(joined)}
+                         "same_first_choice": agree[name] / len(joined), "ppl": float(numpy.exp(loss[name] / len(joined)))}
     if ours:
         our_file.unlink()
         # Paired: both programs are measured on the same rows, so the chance part is that of the row-wise difference.
@@ -325,8 +331,9 @@ def describe(row: dict) -> str:
         if "lacuna" in row:
             detail += f", lacuna {row['lacuna']:.4f} ({100 * row['relative_difference']:+.3f}%)"
     else:
-        detail = f"ctx {row['ctx']}, {row['rows']} rows: " + ", ".join(
-            f"{name} {row[name]['mean']:.6f} +/- {row[name]['stderr']:.6f} (first choice same {100 * row[name]['same_first_choice']:.2f}%)"
+        detail = f"ctx {row['ctx']}, {row['rows']} rows, float32 perplexity {row['float32_ppl']:.4f}: " + ", ".join(
+            f"{name} {row[name]['mean']:.6f} +/- {row[name]['stderr']:.6f} (first choice same {100 * row[name]['same_first_choice']:.2f}%, "
+            f"perplexity {row[name]['ppl']:.4f})"
             for name in ("llama_cpp", "lacuna") if name in row)
         if "mean_gap" in row:
             detail += f"; lacuna - llama.cpp {row['mean_gap']:+.6f} +/- {row['gap_stderr']:.6f}"
@@ -344,7 +351,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--scratch", type=Path, required=True, help="folder for the F32 files (4 bytes a weight) and logits")
     parser.add_argument("--checks", default="tokens,greedy,perplexity,kl", help="which of them to run (default: all)")
     parser.add_argument("--tokens", type=int, default=64, help="greedy tokens per prompt")
-    parser.add_argument("--chunks", type=int, default=16, help="windows of the perplexity at the first context; the same text at the others")
+    parser.add_argument("--chunks", type=int, default=40, help="windows of the perplexity at the first context; the same text at the others")
     parser.add_argument("--contexts", type=lambda text: [int(part) for part in text.split(",")], default=[512, 2048], help="default: 512,2048")
     parser.add_argument("--kl-chunks", type=int, default=4, help="windows of the divergence, at the first context")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
