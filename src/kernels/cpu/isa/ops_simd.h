@@ -6,12 +6,13 @@
 #ifndef HWY_DISABLE_PCLMUL_AES
 #define HWY_DISABLE_PCLMUL_AES
 #endif
+#include <hwy/highway.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
 #include "core/scalar.h"
-#include "hwy/highway.h"
 #include "kernels/ops.h"
 
 namespace lacuna::cpu::LACUNA_ISA {
