@@ -32,10 +32,10 @@ struct Vocabulary {
   std::vector<std::string> tokens;  // byte_bpe: in the GPT-2 byte alphabet; sentencepiece: with U+2581
   std::vector<float> scores;        // sentencepiece, unigram
   std::vector<TokenType> types;     // same length as tokens
-  /// "left right", by rank. byte_bpe: always. sentencepiece: from a tokenizer.json only; where filled, merges are ranked
-  /// by it and `scores` do not count.
+  /// "left right", by rank. byte_bpe: always. sentencepiece: from a tokenizer.json only; where filled, merges are
+  /// ranked by it and `scores` do not count.
   std::vector<std::string> merges;
-  bool add_space_prefix = true;     // sentencepiece: a space before the text
+  bool add_space_prefix = true;  // sentencepiece: a space before the text
   bool remove_extra_whitespaces = false;
   std::optional<bool> add_bos,
       add_eos;  // as the file says; absent: the model kind's rule (sentencepiece adds BOS, byte_bpe does not)
