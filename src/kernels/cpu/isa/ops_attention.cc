@@ -3,6 +3,8 @@
 // One token: each cached key and value is read once, straight from the cache's number format, for all heads of its
 // group. Many tokens: a block of keys (transposed) and values becomes float once and is used by every row of the
 // block, a row being one head of one token; both products then are small matrix products.
+#include <type_traits>
+
 #include "kernels/cpu/isa/ops_simd.h"
 #include "kernels/cpu/ops_isa.h"
 
@@ -20,7 +22,7 @@ constexpr int kRegisters = 32;
 #else
 constexpr int kRegisters = 16;
 #endif
-constexpr int kGroupRows = kRegisters == 32 ? 4 : 2;    // heads at a time in one-token attention
+constexpr int kGroupRows = kRegisters == 32 ? 4 : 2;    // most heads at a time in one-token attention
 constexpr int kTileRows = 6;                            // rows of a matrix product's register tile
 constexpr int kTileVectors = kRegisters == 32 ? 4 : 2;  // vectors of a row of it
 
@@ -176,16 +178,26 @@ inline void weigh_heads(const float* weights, const T* v, int64_t stride, int64_
   for (; i < dp; i += kLanes) weigh_part<kHeads, 1>(weights, v, stride, n, dp, i, sums);
 }
 
+/// Calls body(std::integral_constant<int, heads>, first head) on runs of at most kGroupRows heads.
+template <class Body>
+inline void for_heads(int64_t group, const Body& body) {
+  int64_t g = 0;
+  for (; g + kGroupRows <= group; g += kGroupRows) body(std::integral_constant<int, kGroupRows>(), g);
+  if constexpr (kGroupRows == 4) {
+    if (g + 3 == group) return body(std::integral_constant<int, 3>(), g);
+  }
+  if (g + 2 <= group) body(std::integral_constant<int, 2>(), g), g += 2;
+  if (g < group) body(std::integral_constant<int, 1>(), g);
+}
+
 /// One block of n positions for all heads of the group.
 template <class T>
 inline void token_block(int64_t group, const float* q, int64_t dp, const T* k, const T* v, int64_t stride, int64_t n,
                         float* scores, float* sums, float* tops, float* totals) {
-  int64_t g = 0;
-  for (; g + kGroupRows <= group; g += kGroupRows)
-    score_heads<kGroupRows>(q + g * dp, dp, k, stride, n, scores + g * kBlock);
-  for (; g + 2 <= group; g += 2) score_heads<2>(q + g * dp, dp, k, stride, n, scores + g * kBlock);
-  for (; g < group; ++g) score_heads<1>(q + g * dp, dp, k, stride, n, scores + g * kBlock);
-  for (g = 0; g < group; ++g) {
+  for_heads(group, [&](auto heads, int64_t g) {
+    score_heads<decltype(heads)::value>(q + g * dp, dp, k, stride, n, scores + g * kBlock);
+  });
+  for (int64_t g = 0; g < group; ++g) {
     float* row = scores + g * kBlock;
     for (int64_t p = n; p < kBlock; ++p) row[p] = -HUGE_VALF;
     const float block_top = block_max(row);
@@ -195,10 +207,9 @@ inline void token_block(int64_t group, const float* q, int64_t dp, const T* k, c
     totals[g * kLanes] = totals[g * kLanes] * factor + block_exp(row, top);
     tops[g] = top;
   }
-  for (g = 0; g + kGroupRows <= group; g += kGroupRows)
-    weigh_heads<kGroupRows>(scores + g * kBlock, v, stride, n, dp, sums + g * dp);
-  for (; g + 2 <= group; g += 2) weigh_heads<2>(scores + g * kBlock, v, stride, n, dp, sums + g * dp);
-  for (; g < group; ++g) weigh_heads<1>(scores + g * kBlock, v, stride, n, dp, sums + g * dp);
+  for_heads(group, [&](auto heads, int64_t g) {
+    weigh_heads<decltype(heads)::value>(scores + g * kBlock, v, stride, n, dp, sums + g * dp);
+  });
 }
 
 struct Scratch {
