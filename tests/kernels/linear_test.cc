@@ -107,8 +107,9 @@ std::vector<float> random_inputs(int64_t M, int64_t K, uint64_t seed) {
   return x;
 }
 
-/// The quantization of the kernels, written again: absmax/127 per 32, nearest even. step: [M, K] the scales.
-void quantize(const std::vector<float>& x, std::vector<float>& rounded, std::vector<float>& step) {
+/// The quantization of the kernels, written again: absmax/127 per 32, nearest even; with `planes` what is left is
+/// rounded to 1/254 of that step. step: [M, K] the finest step.
+void quantize(const std::vector<float>& x, bool planes, std::vector<double>& rounded, std::vector<float>& step) {
   rounded.assign(x.size(), 0);
   step.assign(x.size(), 0);
   for (size_t at = 0; at < x.size(); at += 32) {
@@ -116,8 +117,10 @@ void quantize(const std::vector<float>& x, std::vector<float>& rounded, std::vec
     for (size_t i = 0; i < 32; ++i) absmax = std::max(absmax, std::fabs(x[at + i]));
     const float scale = absmax / 127.0f;
     for (size_t i = 0; i < 32; ++i) {
-      step[at + i] = scale;
-      if (scale > 0) rounded[at + i] = scale * float(std::nearbyint(double(x[at + i]) * 127.0 / double(absmax)));
+      step[at + i] = planes ? scale / 254 : scale;
+      if (scale == 0) continue;
+      const double codes = double(x[at + i]) * 127.0 / double(absmax), coarse = std::nearbyint(codes);
+      rounded[at + i] = double(scale) * (planes ? coarse + std::nearbyint((codes - coarse) * 254) / 254 : coarse);
     }
   }
 }
@@ -128,13 +131,17 @@ void expect_close(const Weight& w, const std::vector<float>& x, int64_t M, const
                   const std::string& what) {
   const auto [N, K] = w.view.shape;
   const bool quantized = w.view.layout->block_cols > 1;
-  std::vector<float> rounded, step;
+  const bool planes = M == 1;  // a single token is quantized more finely
+  std::vector<float> step;
+  std::vector<double> rounded;
   std::vector<double> tie(x.size(), 0.0);  // an input within rounding of the middle of two codes may go either way
+  // The float product x * 127/absmax is off by up to 2 * 127 * 2^-24 of a coarse step.
+  const double near_tie = planes ? 254 * 254 * 0x1p-24 : 1e-4;
   if (quantized) {
-    quantize(x, rounded, step);
+    quantize(x, planes, rounded, step);
     for (size_t i = 0; i < x.size(); ++i) {
       const double codes = step[i] > 0 ? double(x[i]) / step[i] : 0;
-      if (std::fabs(codes - std::floor(codes) - 0.5) < 1e-4) tie[i] = step[i];
+      if (std::fabs(codes - std::floor(codes) - 0.5) < near_tie) tie[i] = step[i];
     }
   }
   for (int64_t n = 0; n < N; ++n) {
@@ -157,7 +164,7 @@ void expect_close(const Weight& w, const std::vector<float>& x, int64_t M, const
         magnitude += std::fabs(part[size_t(k)] * double(x[at + size_t(k)]));
       }
       for (int64_t k = 0; quantized && k < K; ++k) {
-        on_codes += double(row[k]) * double(rounded[at + size_t(k)]);
+        on_codes += double(row[k]) * rounded[at + size_t(k)];
         slack += 0.5 * double(step[at + size_t(k)]) * std::fabs(double(row[k]));
         ties += tie[at + size_t(k)] * std::fabs(double(row[k]));
       }
@@ -330,7 +337,7 @@ TEST_P(LinearKernels, NonFiniteInputsShow) {
   }
 }
 
-// The result of a token depends neither on how many others come with it nor on the number of threads.
+// The result of one of several tokens depends neither on how many others come with it nor on the number of threads.
 TEST_P(LinearKernels, TokensAreIndependent) {
   const int64_t N = 50, K = 512, M = 21;
   ThreadPool one_thread(1);

@@ -73,7 +73,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
     for (int64_t m = 0; m < x.M; m += kChunk) run_chunk(x, y, m, std::min(kChunk, x.M - m));
   }
 
-  void reserve(int64_t M) override { scratch(size_t(chunk_layout(std::min(M, kChunk)).total)); }
+  void reserve(int64_t M) override { scratch(size_t(chunk_layout(std::clamp<int64_t>(M, 2, kChunk)).total)); }
 
   int64_t weight_bytes() const override {
     int64_t bytes = 0;
@@ -188,11 +188,18 @@ class CpuLinearGroup final : public kernels::LinearGroup {
   }
 
   void run_chunk(const Activation& x, std::span<const Output> y, int64_t m0, int64_t M) {
-    const ChunkLayout at = chunk_layout(M);
+    const bool planes = quantized_ && M == 1;  // a single token is quantized into two planes, laid out as two tokens
+    const ChunkLayout at = chunk_layout(planes ? 2 : M);
     std::byte* base = quantized_ ? scratch(size_t(at.total)) : nullptr;
     const float* rows = x.x + m0 * x.stride;
     const int64_t tiles = ceil_div(M, tile_);
-    if (quantized_) {
+    if (planes) {
+      QuantizeArgs::Extra extras[8];
+      QuantizeArgs q = tile_pointers(base, at, 0, 2, extras);
+      q.planes = true;
+      q.x = rows;
+      table_.quantize(q);
+    } else if (quantized_) {
       constexpr int64_t kGrain = 8;
       pool_.parallel_for(ceil_div(M, kGrain), 1, [&](int64_t begin, int64_t end) {
         for (int64_t m = begin * kGrain, last = std::min(M, end * kGrain); m < last;) {
@@ -222,6 +229,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
       a.x.x = rows + first * x.stride;
       a.x.x_stride = x.stride;
       if (part.kernel->needs.quantized) {
+        if (planes) a.x.tokens = 2;
         QuantizeArgs::Extra extras[8];
         const QuantizeArgs q = tile_pointers(base, at, first, a.x.tokens, extras);
         a.x.codes = q.codes;

@@ -20,6 +20,8 @@ inline constexpr int64_t kBlock = 32;
 inline constexpr int64_t kPanelRows = 16;
 /// Most tokens that a kernel takes at once: their partial sums for 32 rows fill 16 KiB of the first-level cache.
 inline constexpr int64_t kMaxTile = 128;
+/// Steps of the second plane of a single token in one step of the first: its codes span half a step either way.
+inline constexpr float kPlaneRatio = 254;
 
 struct Problem {
   layout::Id layout;
@@ -37,6 +39,10 @@ struct ActivationNeeds {
 };
 
 /// A tile of tokens, quantized or as floats. Blocks come first, so that all tokens of one block lie together.
+///
+/// A single token is quantized to 15 bits, since reading the weights hides the arithmetic: its two planes lie where a
+/// tile of two tokens would have them, `tokens` is 2, x = scale[0] * code[0] + scale[1] * code[1] with
+/// scale[1] = scale[0] / kPlaneRatio, and `sum` of the first plane is that of both.
 struct ActivationTile {
   int64_t tokens = 0;
   const int8_t* codes = nullptr;   // [K/32, tokens, 32]
@@ -67,12 +73,14 @@ struct LinearKernel {
   void (*prepare)(const std::byte* canonical, layout::Shape, int64_t row0, int64_t row1, std::byte* prepared);
   const char* one_name;  // how the kernels for one and for many tokens are called in explain()
   const char* many_name;
-  void (*run_one)(const LinearArgs&);   // tokens == 1
+  void (*run_one)(const LinearArgs&);   // one token in two planes (float layouts: one token)
   void (*run_many)(const LinearArgs&);  // 1 <= tokens <= kMaxTile
 };
 
-/// Quantizes tokens [token0, token1) of a tile. Each `start`/`sum` array is written where the pointer is given.
+/// Quantizes tokens [token0, token1) of a tile, or with `planes` one token into its two planes (tokens = 2, token0 =
+/// 0). Each `start`/`sum` array is written where the pointer is given.
 struct QuantizeArgs {
+  bool planes = false;
   const float* x = nullptr;  // [tokens, K] rows x_stride apart
   int64_t x_stride = 0, K = 0, tokens = 0, token0 = 0, token1 = 0;
   int8_t* codes = nullptr;

@@ -101,7 +101,7 @@ constexpr int64_t kPrefetch = 2048;  // bytes ahead of the codes being read
 constexpr int64_t kPrefetch = 1024;
 #endif
 
-/// One token: one panel at a time, the sums stay in registers.
+/// One token in two planes: one panel at a time, the sums stay in registers.
 template <class L>
 void run_one(const LinearArgs& a) {
   constexpr int kGroups = kGroupsOf<L>;
@@ -119,21 +119,27 @@ void run_one(const LinearArgs& a) {
         for (int line = 0; line < kCodeBytes<L>; line += 64) __builtin_prefetch(codes + kPrefetch + line);
         BlockScales<kGroups> s;
         L::load(head, scales, i, s);
-        const int8_t* x = a.x.codes + b * kBlock;
+        const int8_t* x = a.x.codes + 2 * b * kBlock;
         F32x16 part = splat(0.0f);
 #pragma GCC unroll 2
         for (int g = 0; g < kGroups; ++g) {
-          I32x16 acc = splat(int32_t{0});
-          if constexpr (L::kOffset != 0) acc = splat(a.x.start[kGroups * b + g]);
+          I32x16 coarse = splat(int32_t{0}), fine = coarse;
+          if constexpr (L::kOffset != 0) {
+            coarse = splat(a.x.start[kGroups * 2 * b + g]);
+            fine = splat(a.x.start[kGroups * (2 * b + 1) + g]);
+          }
 #pragma GCC unroll 8
           for (int v = 0; v < kVectors; ++v) {
             const int j = g * kVectors + v;
-            acc = dot4<kMaxCodeOf<L>>(acc, load_codes<L>(codes, j), splat4(x + 4 * j));
+            const U32x16 four = load_codes<L>(codes, j);
+            coarse = dot4<kMaxCodeOf<L>>(coarse, four, splat4(x + 4 * j));
+            fine = dot4<kMaxCodeOf<L>>(fine, four, splat4(x + kBlock + 4 * j));
           }
-          part = g == 0 ? to_f32(acc) * s.scale[0] : mul_add(to_f32(acc), s.scale[g], part);
-          if constexpr (L::kMin) sum = mul_add(s.min[g], splat(a.x.sum[kGroups * b + g]), sum);
+          const F32x16 both = mul_add(to_f32(fine), splat(1 / kPlaneRatio), to_f32(coarse));
+          part = g == 0 ? both * s.scale[0] : mul_add(both, s.scale[g], part);
+          if constexpr (L::kMin) sum = mul_add(s.min[g], splat(a.x.sum[kGroups * 2 * b + g]), sum);
         }
-        sum = mul_add(part, splat(a.x.scale[b]), sum);
+        sum = mul_add(part, splat(a.x.scale[2 * b]), sum);
       }
     }
     store_rows(a, n, 0, sum);

@@ -14,7 +14,7 @@ LACUNA_INLINE int32_t dot(const uint8_t* codes, const int8_t* x) {
   return sum;
 }
 
-template <class L>
+template <class L, bool kPlanes>
 void run(const LinearArgs& a) {
   using Block = typename L::Block;
   constexpr int kGroups = kGroupsOf<L>;
@@ -47,7 +47,9 @@ void run(const LinearArgs& a) {
         }
       }
     }
-    for (int64_t t = 0; t < tokens; ++t) a.y[t * a.y_stride + n] = a.bias == nullptr ? sums[t] : sums[t] + a.bias[n];
+    if constexpr (kPlanes) sums[0] += sums[1];
+    for (int64_t t = 0; t < (kPlanes ? 1 : tokens); ++t)
+      a.y[t * a.y_stride + n] = a.bias == nullptr ? sums[t] : sums[t] + a.bias[n];
   }
 }
 
@@ -58,9 +60,9 @@ bool can_run(const Problem& p) {
 
 template <class L>
 constexpr LinearKernel row(const char* name, const char* one, const char* many) {
-  return {name,    can_run<L>, {.quantized = true, .offset = L::kOffset, .group = L::kGroup, .sums = L::kMin},
-          nullptr, nullptr,    one,
-          many,    run<L>,     run<L>};
+  return {name,    can_run<L>,   {.quantized = true, .offset = L::kOffset, .group = L::kGroup, .sums = L::kMin},
+          nullptr, nullptr,      one,
+          many,    run<L, true>, run<L, false>};
 }
 #define LACUNA_ROW(L, name) row<L>("rows_" name, "gemv_rows_" name, "gemm_rows_" name)
 constexpr LinearKernel kRowKernels[] = {
