@@ -8,7 +8,7 @@ usage() {
   cat <<'TXT'
 usage: scripts/quickstart.sh [--large] [--threads N]
 Builds Release, gets SmolLM2-135M-Instruct (98 MB) and shows it at work: generated text, tokens per second, perplexity, before and after
-it is requantized to q4_K. Run again, it takes seconds.
+it is requantized to q4_0. Run again, it takes seconds.
   --large       Qwen2.5-Coder-1.5B-Instruct (1.1 GB) instead
   --threads N   threads to use (default: all cores)
 TXT
@@ -47,9 +47,9 @@ show() {  # show FILE: generated text, speed and perplexity
 step "The model as it came"
 show "$path"
 
-step "The same model, requantized to q4_K"
-quantized="${path%.gguf}.q4_K.gguf"
-[ -s "$quantized" ] || "$lacuna" quantize "$path" -o "$quantized" --layout q4_K "${threads[@]}"
+step "The same model, requantized to q4_0"
+quantized="${path%.gguf}.q4_0.gguf"
+[ -s "$quantized" ] || "$lacuna" quantize "$path" -o "$quantized" --layout q4_0 "${threads[@]}"
 show "$quantized"
 
 step "Next"

@@ -193,7 +193,11 @@ class Reader {
       if (parameters.find(name) != nullptr) throw Error("{}: \"{}\" of yarn is not supported", where, name);
     if (!parameters.boolean("truncate").value_or(true))
       throw Error("{}: \"truncate\": false of yarn is not supported", where);
-    if (parameters.find("attention_factor")) set(key("rope.scaling.yarn_attn_factor"), need("attention_factor"));
+    if (parameters.find("attention_factor")) {
+      // GGUF's key multiplies the usual factor, which Hugging Face's replaces.
+      const double factor = need("factor"), usual = factor > 1 ? 0.1 * std::log(factor) + 1 : 1.0;
+      set(key("rope.scaling.yarn_attn_factor"), float(double(need("attention_factor")) / usual));
+    }
     if (parameters.find("beta_fast")) set(key("rope.scaling.yarn_beta_fast"), need("beta_fast"));
     if (parameters.find("beta_slow")) set(key("rope.scaling.yarn_beta_slow"), need("beta_slow"));
   }

@@ -4,10 +4,10 @@
 // (also for Mistral), "qwen2", "qwen3" or "opt". Beyond the converter's:
 //   {arch}.attention.sliding_window     only where the model really uses one window in every layer
 //   {arch}.rope.scaling.type "llama3"   with .factor .low_freq_factor .high_freq_factor .original_context_length; a
-//   GGUF
-//                                       file has the tensor rope_freqs.weight instead
-//   {arch}.rope.scaling.yarn_attn_factor  Hugging Face's attention_factor where the file names one: the whole factor on
-//                                       cos and sin; absent: 0.1 ln(factor) + 1
+//                                       GGUF file has the tensor rope_freqs.weight instead
+//   {arch}.rope.scaling.yarn_attn_factor  where the file names an attention_factor, the whole factor on cos and sin:
+//   that
+//                                       divided by the usual 0.1 ln(factor) + 1
 // OPT (no architecture of llama.cpp): the usual sizes and
 //   opt.attention.layer_norm_epsilon 1e-5, opt.position_offset 2, opt.word_embed_proj_dim, opt.do_layer_norm_before,
 //   opt.final_layer_norm (the one after the last layer), opt.activation_function ("relu")

@@ -204,12 +204,8 @@ class Reader {
       f = float(double(f) / factor * stretched + double(f) * (1 - stretched));
     }
     const double usual = factor > 1 ? 0.1 * std::log(factor) + 1 : 1.0;
-    // GGUF's key multiplies the usual factor; a Hugging Face folder names the whole.
-    const double given = positive("rope.scaling.yarn_attn_factor", is_gguf() ? 1.0 : usual);
-    c_.rope.attention_factor = float(is_gguf() ? given * usual : given);
+    c_.rope.attention_factor = float(positive("rope.scaling.yarn_attn_factor", 1.0) * usual);
   }
-
-  bool is_gguf() const { return checkpoint_.source() == io::Source::gguf; }
 
   void divide_by(const io::Tensor& factors) {
     const auto half = int64_t(c_.rope.inv_freq.size());

@@ -1,5 +1,6 @@
 #include "io/hf_config.h"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/mapped_file.h"
@@ -108,7 +109,8 @@ TEST(HfConfig, RopeErrors) {
   EXPECT_ERROR(rope(R"({"full_attention":{"rope_theta":1}})"), "different rope parameters for different layers");
   const Metadata yarn =
       rope(R"({"rope_type":"yarn","factor":8,"attention_factor":1.5,"beta_fast":16,"beta_slow":2})").metadata;
-  EXPECT_EQ(yarn.number("llama.rope.scaling.yarn_attn_factor"), 1.5);
+  EXPECT_FLOAT_EQ(float(yarn.number("llama.rope.scaling.yarn_attn_factor").value()),
+                  float(1.5 / (1 + 0.1 * std::log(8))));
   EXPECT_EQ(yarn.number("llama.rope.scaling.yarn_beta_fast"), 16.0);
   EXPECT_EQ(yarn.number("llama.rope.scaling.yarn_beta_slow"), 2.0);
   EXPECT_EQ(yarn.integer("llama.rope.scaling.original_context_length"), 128);
