@@ -11,7 +11,7 @@ include=(-Isrc -idirafter /usr/include)
 count=0
 for source in src/kernels/*.cc src/kernels/reference/*.cc src/kernels/cpu/*.cc src/kernels/cpu/isa/*.cc; do
   [ -e "$source" ] || continue
-  "$compiler" -std=c++20 -O2 -Wall -Wextra -Wshadow -Werror -march=armv8.2-a+dotprod+fp16 -DLACUNA_ISA=generic -DFMT_HEADER_ONLY=1 "${include[@]}" -c "$source" \
+  "$compiler" -std=c++20 -O2 -Wall -Wextra -Wshadow -Werror -march=armv8.2-a+dotprod+crypto -DLACUNA_ISA=generic -DFMT_HEADER_ONLY=1 "${include[@]}" -c "$source" \
     -o "$out/$(basename "$source" .cc).o"
   count=$((count + 1))
 done
