@@ -30,6 +30,7 @@ if [ "$quick" -eq 0 ]; then
   git ls-files -z -- '*.h' '*.cc' '*.cu' '*.cuh' | xargs -0 clang-format-14 --dry-run --Werror
   python3 scripts/check_includes.py
   for script in scripts/*.sh .ci/run; do bash -n "$script"; done
+  if git grep -nE '@[A-Z0-9_]{4,}@' -- '*.md'; then packages_fail "a document holds a placeholder"; fi
 fi
 
 step "Release build, warnings are errors"

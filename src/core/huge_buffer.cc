@@ -24,12 +24,12 @@ HugeBuffer::HugeBuffer(size_t size) : size_(size) {
     map_ = nullptr;
     throw Error("cannot reserve {} bytes of memory: {}", size, std::strerror(errno));
   }
-  auto address = reinterpret_cast<uintptr_t>(map_);
+  data_ = static_cast<std::byte*>(map_);
   if (huge) {
-    address = (address + kHugePage - 1) / kHugePage * kHugePage;
-    ::madvise(reinterpret_cast<void*>(address), size, MADV_HUGEPAGE);  // a hint: without it the buffer works, slower
+    const auto address = reinterpret_cast<uintptr_t>(map_);
+    data_ += (address + kHugePage - 1) / kHugePage * kHugePage - address;
+    ::madvise(data_, size, MADV_HUGEPAGE);  // a hint: without it the buffer works, slower
   }
-  data_ = reinterpret_cast<std::byte*>(address);
 }
 
 HugeBuffer::~HugeBuffer() {

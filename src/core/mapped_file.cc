@@ -84,7 +84,8 @@ void MappedFile::release(std::span<const std::byte> bytes) {
   const std::lock_guard lock(all.mutex);
   auto mapping = all.end_of.upper_bound(first);
   if (mapping == all.end_of.begin() || last > (--mapping)->second) return;
-  ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+  auto* data = const_cast<std::byte*>(bytes.data());
+  ::madvise(data + (first - reinterpret_cast<uintptr_t>(data)), last - first, MADV_DONTNEED);
 }
 
 }  // namespace lacuna

@@ -1,11 +1,14 @@
 #include "io/atomic_file.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <charconv>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -33,9 +36,30 @@ std::string temporary_name(const std::string& path) {
   return (p.parent_path() / name).string();
 }
 
+/// Removes what killed writers of the same file left: their process is gone and nothing was written for ten minutes (a
+/// process of another container looks gone, but goes on writing).
+void remove_left_overs(const std::string& path) {
+  namespace fs = std::filesystem;
+  const std::string prefix = fmt::format(".{}.", fs::path(path).filename().string());
+  std::error_code failed;
+  for (fs::directory_iterator entry(folder_of(path), failed), end; !failed && entry != end; entry.increment(failed)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(prefix) || !name.ends_with(".partial")) continue;
+    pid_t pid = 0;
+    const char* first = name.data() + prefix.size();
+    const auto [rest, error] = std::from_chars(first, name.data() + name.size(), pid);
+    if (error != std::errc() || *rest != '-' || pid <= 0 || ::kill(pid, 0) == 0 || errno != ESRCH) continue;
+    std::error_code ignored;
+    const auto written = fs::last_write_time(entry->path(), ignored);
+    if (!ignored && fs::file_time_type::clock::now() - written > std::chrono::minutes(10))
+      fs::remove(entry->path(), ignored);
+  }
+}
+
 }  // namespace
 
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
+  if (path_.empty()) throw Error("the name of the file to write is empty; give one");
   std::error_code failed;
   if (std::filesystem::is_symlink(path_, failed)) {  // replace the file that the link names, not the link
     const auto target = std::filesystem::weakly_canonical(path_, failed);
@@ -49,6 +73,7 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
     if (fd_ < 0) throw Error("{}: cannot open for writing: {}", path_, std::strerror(errno));
     return;
   }
+  remove_left_overs(path_);
   temporary_ = temporary_name(path_);
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd_ < 0) {

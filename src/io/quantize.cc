@@ -79,6 +79,9 @@ std::vector<float> llama3_rope_factors(const Checkpoint& source) {
   const double low = metadata.need_number(prefix + "scaling.low_freq_factor");
   const double high = metadata.need_number(prefix + "scaling.high_freq_factor");
   const double original = metadata.need_number(prefix + "scaling.original_context_length");
+  if (!(low < high))
+    throw Error("{}: {}scaling.low_freq_factor {} must be less than high_freq_factor {}", source.path(), prefix, low,
+                high);
   const double base = metadata.need_number(prefix + "freq_base");
   const int64_t n_rot = metadata.need_integer(prefix + "dimension_count");
   std::vector<float> factors;
@@ -93,7 +96,7 @@ std::vector<float> llama3_rope_factors(const Checkpoint& source) {
 Metadata output_metadata(const Checkpoint& source, const QuantizeOptions& options, bool rope_as_tensor) {
   Metadata out;
   for (const auto& [key, value] : source.metadata().entries())
-    if (!key.starts_with("split.") && !key.starts_with("quantize.") &&
+    if (!key.starts_with("split.") && !key.starts_with("quantize.") && key != "lacuna.manifest" &&
         !(rope_as_tensor && key.starts_with(source.architecture() + ".rope.scaling.")))
       out.set(key, value);
   if (source.vocabulary().model != Vocabulary::Model::none && !out.contains("tokenizer.ggml.model"))

@@ -121,7 +121,8 @@ class Reader {
     c_.mlp = Mlp::relu;
     c_.positions = Positions::learned;
     c_.position_offset = metadata_.integer(key("position_offset")).value_or(2);
-    if (c_.position_offset < 0) fail("position_offset is negative");
+    if (c_.position_offset < 0 || c_.position_offset > 1024)
+      fail(fmt::format("position_offset = {} is not between 0 and 1024", c_.position_offset));
     c_.norm_first = metadata_.boolean(key("do_layer_norm_before")).value_or(true);
     const std::string activation = metadata_.string(key("activation_function")).value_or("relu");
     if (activation != "relu")

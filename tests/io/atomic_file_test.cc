@@ -70,6 +70,28 @@ TEST(AtomicFile, LargerThanTheBufferAndReplacing) {
   EXPECT_EQ(names_in(folder.path()).size(), 1u);
 }
 
+TEST(AtomicFile, RemovesWhatKilledWritersLeft) {
+  test::TempDir folder;
+  const pid_t gone = ::fork();
+  if (gone == 0) ::_exit(0);
+  ASSERT_EQ(::waitpid(gone, nullptr, 0), gone);
+  const auto left = [&](const std::string& name, pid_t pid, int minutes) {
+    const std::string path = folder.file("." + name + "." + std::to_string(pid) + "-0.partial");
+    test::write_bytes(path, "half");
+    fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::minutes(minutes));
+    return path;
+  };
+  const std::string stale = left("out", gone, 11), fresh = left("out", gone, 9), live = left("out", ::getppid(), 11),
+                    other = left("out2", gone, 11);
+  write_file_atomically(folder.file("out"), "whole");
+  EXPECT_FALSE(fs::exists(stale));
+  EXPECT_TRUE(fs::exists(fresh));
+  EXPECT_TRUE(fs::exists(live));
+  EXPECT_TRUE(fs::exists(other));
+}
+
+TEST(AtomicFile, RefusesAnEmptyName) { EXPECT_THROW(AtomicFile(""), Error); }
+
 TEST(AtomicFile, ModeFollowsTheUmask) {
   test::TempDir folder;
   const mode_t old = ::umask(027);
