@@ -76,7 +76,7 @@ TEST(AtomicFile, RemovesWhatKilledWritersLeft) {
   if (gone == 0) ::_exit(0);
   ASSERT_EQ(::waitpid(gone, nullptr, 0), gone);
   const auto left = [&](const std::string& name, pid_t pid, int minutes) {
-    const std::string path = folder.file("." + name + "." + std::to_string(pid) + "-0.partial");
+    const std::string path = folder.file(fmt::format(".{}.{}-{}.partial", name, pid, minutes));
     test::write_bytes(path, "half");
     fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::minutes(minutes));
     return path;
