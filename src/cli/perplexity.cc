@@ -3,13 +3,13 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
+#include <limits>
 
 #include "cli/command.h"
 #include "core/error.h"
+#include "io/atomic_file.h"
 
 namespace lacuna::cli {
 namespace {
@@ -22,47 +22,27 @@ struct Options : Common {
 /// Raw logits: int32 n_vocab, int32 n_rows, then float32 rows, all little-endian. The name appears when it is complete.
 class LogitsFile {
  public:
-  LogitsFile(std::string path, int64_t n_vocab)
-      : path_(std::move(path)), temporary_(path_ + ".partial"), n_vocab_(int32_t(n_vocab)) {
-    file_ = std::fopen(temporary_.c_str(), "wb");
-    if (!file_) fail("created");
-    header();
+  explicit LogitsFile(const std::string& path) : path_(path), file_(path) {}
+  void start(int64_t n_vocab, int64_t n_rows) {
+    if (n_rows > std::numeric_limits<int32_t>::max())
+      throw Error("{}: {} rows of logits are more than this file can count; score fewer windows with --chunks", path_,
+                  n_rows);
+    const int32_t header[2] = {int32_t(n_vocab), int32_t(n_rows)};
+    file_.write(std::as_bytes(std::span(header)));
   }
-  ~LogitsFile() {
-    if (!file_) return;
-    std::fclose(file_);
-    std::remove(temporary_.c_str());
-  }
-  LogitsFile(const LogitsFile&) = delete;
-  LogitsFile& operator=(const LogitsFile&) = delete;
-  void add(std::span<const float> row) {
-    if (std::fwrite(row.data(), sizeof(float), row.size(), file_) != row.size()) fail("written");
-    ++rows_;
-  }
-  void finish() {
-    if (std::fseek(file_, 0, SEEK_SET) != 0) fail("written");
-    header();
-    if (std::fflush(file_) != 0) fail("written");
-    if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail("renamed to its name");
-    std::fclose(std::exchange(file_, nullptr));
-  }
+  void add(std::span<const float> row) { file_.write(std::as_bytes(row)); }
+  void finish() { file_.commit(); }
 
  private:
-  void header() {
-    const int32_t values[2] = {n_vocab_, rows_};
-    if (std::fwrite(values, sizeof(int32_t), 2, file_) != 2) fail("written");
-  }
-  [[noreturn]] void fail(const char* what) const {
-    throw Error("{}: cannot be {}: {}", temporary_, what, std::strerror(errno));
-  }
-  std::string path_, temporary_;
-  std::FILE* file_ = nullptr;
-  int32_t n_vocab_, rows_ = 0;
+  std::string path_;
+  io::AtomicFile file_;
 };
 
 int perplexity(const Options& options) {
   check_common(options);
   const std::string text = read_input(options.file);
+  std::optional<LogitsFile> logits;
+  if (!options.logits_out.empty()) logits.emplace(options.logits_out);
   const LoadedModel model = load_model(options.model, options);
   const Tokenizer& tokenizer = model.need_tokenizer();
 
@@ -71,10 +51,10 @@ int perplexity(const Options& options) {
                                  .chunks = options.chunks,
                                  .kv = parse_kv(options.kv),
                                  .progress = true,
+                                 .on_start = {},
                                  .on_logits = {}};
-  std::optional<LogitsFile> logits;
-  if (!options.logits_out.empty()) {
-    logits.emplace(options.logits_out, model.decoder->config().n_vocab);
+  if (logits) {
+    wanted.on_start = [&](int64_t rows) { logits->start(model.decoder->config().n_vocab, rows); };
     wanted.on_logits = [&](std::span<const float> row) { logits->add(row); };
   }
   const auto start = std::chrono::steady_clock::now();

@@ -31,6 +31,8 @@ PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer,
   // Position p of a window predicts token p + 1. llama.cpp scores the predictions of positions ctx/2 .. ctx-2.
   const int64_t first = options.protocol == Protocol::llama_cpp ? ctx / 2 : 0;
   const int64_t scored = ctx - 1 - first;
+  if (scored < 1) throw Error("protocol llama.cpp needs a context of 3 tokens or more, got {}", ctx);
+  if (options.on_start) options.on_start(result.windows * scored);
 
   std::optional<Progress> progress;
   if (options.progress) progress.emplace("Perplexity", result.windows * ctx, "tokens");

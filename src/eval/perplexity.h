@@ -24,6 +24,8 @@ struct PerplexityOptions {
   int64_t chunks = 0;  // 0: all complete windows
   kernels::KvType kv = kernels::KvType::f16;
   bool progress = true;
+  /// Optional: told how many positions will be scored, before the first of them.
+  std::function<void(int64_t rows)> on_start;
   /// Optional: receives the logits of every scored position, in order. logits: [n_vocab].
   std::function<void(std::span<const float> logits)> on_logits;
 };

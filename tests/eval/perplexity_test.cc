@@ -70,6 +70,11 @@ TEST(Perplexity, CountsErrorAndHookAgree) {
     options.chunks = 3;
     const int64_t first = protocol == Protocol::hf ? 0 : 25, scored = 49 - first;
     std::vector<double> losses;
+    int64_t announced = 0;
+    options.on_start = [&](int64_t rows) {
+      EXPECT_TRUE(losses.empty());
+      announced = rows;
+    };
     options.on_logits = [&](std::span<const float> logits) {
       const auto i = int64_t(losses.size());
       const int32_t next = ids[size_t(i / scored * 50 + first + i % scored + 1)];
@@ -80,6 +85,7 @@ TEST(Perplexity, CountsErrorAndHookAgree) {
     const PerplexityResult result = perplexity(*model.decoder, tokenizer, text, options);
     ASSERT_EQ(int64_t(losses.size()), result.tokens);
     EXPECT_EQ(result.tokens, 3 * scored);
+    EXPECT_EQ(announced, result.tokens);
     double mean = 0, variance = 0;
     for (const double loss : losses) mean += loss / double(losses.size());
     for (const double loss : losses) variance += (loss - mean) * (loss - mean) / double(losses.size());
@@ -126,6 +132,21 @@ TEST(Perplexity, RefusesContextsThatTheModelLacks) {
   const Tokenizer tokenizer = model.tokenizer(false);
   for (const int64_t ctx : {int64_t{0}, int64_t{1}, model.decoder->config().n_ctx + 1})
     EXPECT_THROW(perplexity(*model.decoder, tokenizer, "text", quiet(ctx, Protocol::hf)), Error);
+}
+
+TEST(Perplexity, AWindowThatScoresNothingIsRefused) {
+  const Model model(test::fixture("text_model"));
+  const Tokenizer tokenizer = model.tokenizer(false);
+  const std::string text = test::read_text(test::fixture("text_model/sample.txt"));
+  PerplexityOptions options = quiet(2, Protocol::llama_cpp);
+  options.chunks = 2;
+  EXPECT_THAT([&] { perplexity(*model.decoder, tokenizer, text, options); },
+              ThrowsMessage<Error>(HasSubstr("3 tokens or more, got 2")));
+  options.ctx = 3;
+  EXPECT_EQ(perplexity(*model.decoder, tokenizer, text, options).tokens, 2);
+  options.ctx = 2;
+  options.protocol = Protocol::hf;
+  EXPECT_EQ(perplexity(*model.decoder, tokenizer, text, options).tokens, 2);
 }
 
 TEST(Perplexity, OneNanLogitFailsTheRun) {
