@@ -35,7 +35,7 @@ std::string version_text() {
 /// One line, whatever the message holds.
 void complain(std::string message) {
   std::replace(message.begin(), message.end(), '\n', ' ');
-  fmt::print(stderr, "lacuna: {}\n", message);
+  fmt::print(stderr, "lacuna: {}\n", printable(message));
 }
 
 using Commands = std::vector<std::pair<CLI::App*, Action>>;
@@ -70,8 +70,7 @@ int run_checked(int argc, char** argv) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    const auto chosen = program.get_subcommands();
-    print(chosen.empty() ? program.help() : chosen[0]->help());
+    print(program.help());  // of the subcommand where one is given
     return 0;
   } catch (const CLI::ParseError& error) {
     const auto chosen = program.get_subcommands();

@@ -140,6 +140,7 @@ int bench(const Options& options) {
   if (options.act_sparsity != 0)
     throw Error("--act-sparsity {}: no sparse kernels exist for this model's layouts; only 0 (dense) can be timed",
                 options.act_sparsity);
+  if (options.synthetic.empty()) io::Checkpoint::open(options.model);  // what cannot be opened fails before the clock
   const double ceiling = measure_ceiling(options.threads);
   std::optional<SyntheticFile> synthetic;
   if (!options.synthetic.empty()) {
@@ -249,11 +250,7 @@ Action add_bench(CLI::App& program) {
       ->capture_default_str()
       ->type_name("N")
       ->group("Random weights");
-  command->add_option("--seed", options->seed, "start of the random weights")
-      ->needs(synthetic)
-      ->capture_default_str()
-      ->type_name("S")
-      ->group("Random weights");
+  add_seed(*command, options->seed, "start of the random weights")->needs(synthetic)->group("Random weights");
   command
       ->add_option(
           "--scratch", options->scratch,

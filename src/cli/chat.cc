@@ -39,10 +39,23 @@ std::optional<std::string> read_message(bool terminal) {
   for (std::string_view prompt = "> ";; prompt = ". ") {
     if (terminal) print(prompt);
     const std::optional<std::string> line = read_line();
-    if (!line) return std::nullopt;
+    if (!line) {  // the input ends after a line that was to go on
+      if (message.ends_with('\n')) message.pop_back();
+      return message.empty() ? std::nullopt : std::optional(message);
+    }
     if (!line->ends_with('\\')) return message + *line;
     message += line->substr(0, line->size() - 1) + "\n";
   }
+}
+
+/// The whole conversation is encoded with its control tokens, so a text that spells one would become it.
+void refuse_control_tokens(const Tokenizer& tokenizer, const std::string& name, const std::string& text) {
+  const auto parsed = tokenizer.encode(text, {.add_special = false, .parse_special = true});
+  if (parsed == tokenizer.encode(text, {.add_special = false, .parse_special = false})) return;
+  for (const int32_t id : parsed)
+    if (tokenizer.piece(id).empty() && !tokenizer.piece(id, true).empty())
+      throw Error("the {} contains {}, a control token of this model", name, tokenizer.piece(id, true));
+  throw Error("the {} contains the text of a control token of this model", name);
 }
 
 }  // namespace
@@ -55,6 +68,7 @@ Chat::Chat(const LoadedModel& model, Sequence& sequence, model::Sampler& sampler
       style_(std::move(style)),
       system_(std::move(system)),
       options_(options) {
+  refuse_control_tokens(model_.need_tokenizer(), "system message", system_);
   clear();
 }
 
@@ -64,6 +78,7 @@ void Chat::clear() {
 }
 
 Generation Chat::ask(const std::string& message, const std::function<void(std::string_view)>& on_text) {
+  refuse_control_tokens(model_.need_tokenizer(), "message", message);
   messages_.push_back({"user", message});
   try {
     prompt_ids_ =
@@ -80,7 +95,6 @@ Generation Chat::ask(const std::string& message, const std::function<void(std::s
 void chat_loop(Chat& chat) {
   const bool terminal = ::isatty(STDIN_FILENO) == 1;
   if (terminal) print("Chat; /help shows the commands, Ctrl-D leaves.\n");
-  const InterruptGuard guard;
   for (;;) {
     const std::optional<std::string> message = read_message(terminal);
     if (!message || InterruptGuard::interrupted()) break;
@@ -106,7 +120,7 @@ void chat_loop(Chat& chat) {
       if (answer.stop == Stop::interrupted) fmt::print(stderr, "lacuna: stopped\n");
     } catch (const Error& error) {
       if (!terminal) throw;
-      fmt::print(stderr, "lacuna: {}; /clear starts a new conversation\n", error.what());
+      fmt::print(stderr, "lacuna: {}; /clear starts a new conversation\n", printable(error.what()));
     }
     InterruptGuard::clear();
   }

@@ -15,7 +15,8 @@ class Chat {
        GenerateOptions options);
 
   /// Answers one message; the new part of the history is all that is computed. An answer that was interrupted is kept
-  /// as far as it came. Throws Error, with the history as it was before, when the conversation no longer fits.
+  /// as far as it came. Throws Error, with the history as it was before, when the conversation no longer fits or the
+  /// message spells a control token, which would forge a turn.
   Generation ask(const std::string& message, const std::function<void(std::string_view)>& on_text);
   /// Forgets all but the system message.
   void clear();
@@ -33,7 +34,8 @@ class Chat {
   std::vector<int32_t> prompt_ids_;
 };
 
-/// Reads messages from standard input and answers them until its end, /exit, or Ctrl-C at the prompt.
+/// An InterruptGuard lives in the caller. Reads messages from standard input and answers them until its end, /exit, or
+/// Ctrl-C at the prompt.
 void chat_loop(Chat& chat);
 
 }  // namespace lacuna::cli

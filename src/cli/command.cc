@@ -43,6 +43,18 @@ void print(std::string_view text) {
   }
 }
 
+std::string printable(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f)
+      out += fmt::format("\\x{:02x}", byte);
+    else
+      out += c;
+  }
+  return out;
+}
+
 void print_json(const Json& object) { print(object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"); }
 
 std::string read_input(const std::string& path) {
@@ -89,6 +101,19 @@ void add_kv(CLI::App& command, std::string& kv) {
       ->check(CLI::IsMember({"f16", "q8_0", "f32"}))
       ->capture_default_str()
       ->type_name("TYPE");
+}
+
+CLI::Option* add_seed(CLI::App& command, uint64_t& seed, const std::string& description) {
+  const CLI::Validator no_sign(
+      [](std::string& text) {
+        return text.find('-') == std::string::npos ? std::string() : text + " is negative; a seed is 0 or more";
+      },
+      "");
+  return command.add_option("--seed", seed, description)->check(no_sign)->capture_default_str()->type_name("S");
+}
+
+void check_out(const std::string& flag, const std::string& path) {
+  if (path.empty()) throw Error("{} needs the name of the file to write, got an empty one", flag);
 }
 
 const Tokenizer& LoadedModel::need_tokenizer() const {

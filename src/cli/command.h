@@ -55,6 +55,9 @@ void print(std::string_view text);
 /// One object on one line. Bytes that are no UTF-8 become U+FFFD.
 void print_json(const Json& object);
 
+/// Text of a file fit for a terminal: control characters become \xNN.
+std::string printable(std::string_view text);
+
 /// The whole file; "-" is standard input. Throws Error with the system's reason.
 std::string read_input(const std::string& path);
 
@@ -68,6 +71,10 @@ layout::Id layout_named(const std::string& flag, const std::string& name);
 kernels::KvType parse_kv(const std::string& name);
 /// Adds `--kv`.
 void add_kv(CLI::App& command, std::string& kv);
+/// Adds `--seed`.
+CLI::Option* add_seed(CLI::App& command, uint64_t& seed, const std::string& description);
+/// Throws Error when the name of an output file is empty.
+void check_out(const std::string& flag, const std::string& path);
 
 /// A model ready to run, with its tokenizer where the files have one.
 struct LoadedModel {

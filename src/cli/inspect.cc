@@ -25,8 +25,7 @@ double bits_of(int64_t bytes, int64_t count) { return count > 0 ? 8.0 * double(b
 
 std::string shown(const std::string& text) {
   constexpr size_t kShown = 60;
-  std::string out;
-  for (const char c : text.substr(0, kShown)) out += c == '\n' ? std::string("\\n") : std::string(1, c);
+  const std::string out = printable(text.substr(0, kShown));
   return text.size() > kShown ? fmt::format("{}... ({} bytes)", out, text.size()) : out;
 }
 
@@ -87,8 +86,8 @@ int inspect(const Options& options) {
     return 0;
   }
 
-  std::string out = fmt::format("{}\n", checkpoint.path());
-  out += fmt::format("architecture    {}\n", checkpoint.architecture());
+  std::string out = fmt::format("{}\n", printable(checkpoint.path()));
+  out += fmt::format("architecture    {}\n", printable(checkpoint.architecture()));
   out += fmt::format("source          {}\n", checkpoint.source() == io::Source::gguf ? "GGUF" : "Hugging Face folder");
   out += fmt::format("parameters      {} ({:.1f} million)\n", params, double(params) / 1e6);
   out += fmt::format("weights         {} ({} bytes), {:.3f} bits per weight\n", human_bytes(bytes), bytes,
@@ -98,14 +97,14 @@ int inspect(const Options& options) {
   out += fmt::format("tokens          {}\n\nmetadata\n", checkpoint.vocabulary().tokens.size());
   for (const auto& [key, value] : checkpoint.metadata().entries()) {
     if (!options.all_metadata && key.starts_with("tokenizer.ggml.") && value.index() >= 12) continue;  // long arrays
-    out += fmt::format("  {:<44} {}\n", key, shown(value));
+    out += fmt::format("  {:<44} {}\n", printable(key), shown(value));
   }
   if (checkpoint.tensors().empty()) {
     out += "\nno tensors (a vocabulary only)\n";
   } else {
     out += fmt::format("\n{:<36} {:<7} {:>20} {:>14} {:>7}\n", "tensor", "layout", "shape", "bytes", "bits");
     for (const io::Tensor& tensor : checkpoint.tensors())
-      out += fmt::format("{:<36} {:<7} {:>20} {:>14} {:>7.3f}\n", tensor.name, tensor.layout->name,
+      out += fmt::format("{:<36} {:<7} {:>20} {:>14} {:>7.3f}\n", printable(tensor.name), tensor.layout->name,
                          fmt::format("{}", fmt::join(tensor.dims, " x ")), tensor.bytes.size(),
                          bits_of(int64_t(tensor.bytes.size()), count_of(tensor)));
   }

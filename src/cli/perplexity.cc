@@ -15,7 +15,8 @@ namespace lacuna::cli {
 namespace {
 
 struct Options : Common {
-  std::string model, file, protocol = "hf", kv = "f16", logits_out;
+  std::string model, file, protocol = "hf", kv = "f16";
+  std::optional<std::string> logits_out;
   int64_t ctx = 2048, chunks = 0;
 };
 
@@ -42,7 +43,10 @@ int perplexity(const Options& options) {
   check_common(options);
   const std::string text = read_input(options.file);
   std::optional<LogitsFile> logits;
-  if (!options.logits_out.empty()) logits.emplace(options.logits_out);
+  if (options.logits_out) {
+    check_out("--logits-out", *options.logits_out);
+    logits.emplace(*options.logits_out);
+  }
   const LoadedModel model = load_model(options.model, options);
   const Tokenizer& tokenizer = model.need_tokenizer();
 

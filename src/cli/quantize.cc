@@ -19,6 +19,7 @@ struct Options : Common {
 
 int quantize(const Options& options) {
   check_common(options);
+  check_out("-o", options.out);
   io::QuantizeOptions wanted;
   wanted.layout = layout_named("--layout", options.layout);
   if (!options.head_layout.empty()) wanted.head_layout = layout_named("--head-layout", options.head_layout);
@@ -58,8 +59,8 @@ int quantize(const Options& options) {
   }
   std::string out;
   for (const auto* tensor : fell)
-    out += fmt::format("fell back: {} rows of {} do not fit {}, stored as {}\n", tensor->name, tensor->dims.back(),
-                       tensor->wanted->name, tensor->stored->name);
+    out += fmt::format("fell back: {} rows of {} do not fit {}, stored as {}\n", printable(tensor->name),
+                       tensor->dims.back(), tensor->wanted->name, tensor->stored->name);
   out += fmt::format("{}: {} ({} bytes), {:.3f} bits per weight, {} of {} tensors fell back\n", options.out,
                      human_bytes(report.file_bytes), report.file_bytes, report.effective_bits(), fell.size(),
                      report.tensors.size());

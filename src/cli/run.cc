@@ -1,8 +1,12 @@
 // src/cli/run.cc - `run`: continue a prompt, or chat.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
+#include <set>
 
 #include "cli/chat.h"
 #include "cli/command.h"
@@ -58,6 +62,43 @@ ChatTemplate chat_template(const Options& options, const LoadedModel& model) {
       model.checkpoint.path(), names);
 }
 
+/// "1,7,9"; every entry a number.
+std::vector<int32_t> parse_ids(std::string_view text) {
+  std::vector<int32_t> ids;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    std::string_view entry = text.substr(begin, end - begin);
+    entry.remove_prefix(std::min(entry.find_first_not_of(' '), entry.size()));
+    int32_t& id = ids.emplace_back();
+    const auto [stop, error] = std::from_chars(entry.data(), entry.data() + entry.size(), id);
+    if (error != std::errc() || stop != entry.data() + entry.size())
+      throw CLI::ValidationError("--prompt-ids",
+                                 fmt::format("entry {} is '{}', expected a token id", ids.size(), entry));
+    begin = end + 1;
+  }
+  return ids;
+}
+
+/// A marker that the vocabulary lacks is spelled in pieces, which the model was not trained to understand. A model's
+/// own template may spell its markers, and so does the family "zephyr".
+void warn_of_lacking_markers(const ChatTemplate& style, const Tokenizer& tokenizer) {
+  if (style.name() == "zephyr") return;
+  const ChatMessage message{"user", "x"};
+  const std::string text = style.render({&message, 1});
+  std::set<std::string> lacking;
+  for (size_t begin = 0; (begin = text.find("<|", begin)) != std::string::npos;) {
+    const size_t end = text.find("|>", begin + 2);
+    if (end == std::string::npos) break;
+    const std::string marker = text.substr(begin, end + 2 - begin);
+    if (tokenizer.encode(marker, {.add_special = false, .parse_special = true}).size() != 1) lacking.insert(marker);
+    begin = end + 2;
+  }
+  if (!lacking.empty())
+    spdlog::warn(
+        "the model has no token for {}, so it was hardly trained with the chat template {}; expect odd answers",
+        fmt::join(lacking, ", "), style.name());
+}
+
 int run(const Options& options) {
   check_common(options);
   if (options.act_sparsity != 0)
@@ -71,8 +112,10 @@ int run(const Options& options) {
   if (chat && !has_prompt && options.json) throw Error("--json needs a prompt: give -p TEXT or -f FILE");
   const std::string prompt = options.has_file ? read_input(options.file) : options.prompt;
 
+  const InterruptGuard guard;
   LoadedModel model = load_model(options.model, options,
                                  options.prepare == "auto" ? kernels::Prepare::automatic : kernels::Prepare::in_place);
+  if (InterruptGuard::interrupted()) return 130;
   if (options.explain) fmt::print(stderr, "{}\n", model.decoder->explain());
   const int64_t model_ctx = model.decoder->config().n_ctx;
   Sequence sequence(*model.decoder, options.ctx > 0 ? options.ctx : std::min(model_ctx, kDefaultContext),
@@ -89,19 +132,19 @@ int run(const Options& options) {
   Generation result;
   std::vector<int32_t> prompt_ids;
   if (chat) {
-    Chat conversation(model, sequence, sampler, chat_template(options, model), options.system, generation);
+    const ChatTemplate style = chat_template(options, model);
+    if (!options.chat_template.empty()) warn_of_lacking_markers(style, model.need_tokenizer());
+    Chat conversation(model, sequence, sampler, style, options.system, generation);
     if (!has_prompt) {
       chat_loop(conversation);
       return 0;
     }
-    const InterruptGuard guard;
     result = conversation.ask(prompt, on_text);
     prompt_ids = conversation.prompt_ids();
   } else {
     prompt_ids = options.has_ids ? options.prompt_ids
                                  : model.need_tokenizer().encode(
                                        prompt, {.add_special = !options.no_bos, .parse_special = options.special});
-    const InterruptGuard guard;
     result = generate(model, sequence, sampler, prompt_ids, generation, on_text);
   }
 
@@ -133,8 +176,10 @@ Action add_run(CLI::App& program) {
   CLI::Option* file =
       command->add_option("-f,--file", options->file, "read it from this file; - is standard input")->type_name("FILE");
   CLI::Option* ids =
-      command->add_option("--prompt-ids", options->prompt_ids, "the prompt as token ids, separated by commas")
-          ->delimiter(',')
+      command
+          ->add_option_function<std::string>(
+              "--prompt-ids", [options](const std::string& text) { options->prompt_ids = parse_ids(text); },
+              "the prompt as token ids, separated by commas")
           ->type_name("IDS");
   prompt->excludes(file);
   prompt->excludes(ids);
@@ -173,6 +218,7 @@ Action add_run(CLI::App& program) {
   command
       ->add_option("--repeat-penalty", options->sampler.repeat_penalty,
                    "makes tokens seen lately less likely; 1: off, above 1: stronger")
+      ->check(CLI::Range(0.01f, 100.0f))
       ->capture_default_str()
       ->type_name("R")
       ->group("Sampling");
@@ -180,9 +226,7 @@ Action add_run(CLI::App& program) {
       ->capture_default_str()
       ->type_name("N")
       ->group("Sampling");
-  command->add_option("--seed", options->sampler.seed, "start of the random numbers: the same seed, the same text")
-      ->capture_default_str()
-      ->type_name("S")
+  add_seed(*command, options->sampler.seed, "start of the random numbers: the same seed, the same text")
       ->group("Sampling");
 
   CLI::Option* chat =

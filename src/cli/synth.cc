@@ -16,6 +16,7 @@ struct Options : Common {
 
 int synth(const Options& options) {
   check_common(options);
+  check_out("-o", options.out);
   const model::ModelShape& shape = model::find_shape(options.shape);
   const model::SynthOptions wanted{.layout = layout_named("--layout", options.layout),
                                    .head_layout = layout_named("--head-layout", options.head_layout),
@@ -52,7 +53,7 @@ Action add_synth(CLI::App& program) {
   command->add_option("--head-layout", options->head_layout, "of the output head, or a tied model's embedding table")
       ->capture_default_str()
       ->type_name("NAME");
-  command->add_option("--seed", options->seed, "start of the random numbers")->capture_default_str()->type_name("S");
+  add_seed(*command, options->seed, "start of the random numbers");
   command->add_option("--layers", options->n_layers, "only so many layers; 0: all")
       ->check(CLI::Range(int64_t{0}, int64_t{1000}))
       ->capture_default_str()

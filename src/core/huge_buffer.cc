@@ -14,9 +14,10 @@ namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 }
 
-HugeBuffer::HugeBuffer(size_t size) : size_(size) {
+HugeBuffer::HugeBuffer(size_t size, bool huge) : size_(size) {
   if (size == 0) return;
-  const bool huge = size >= kHugePage;
+  const bool ordinary = !huge;
+  huge = huge && size >= kHugePage;
   if (__builtin_add_overflow(size, huge ? kHugePage : 0, &map_size_))
     throw Error("cannot reserve {} bytes of memory: no address space is that large", size);
   map_ = ::mmap(nullptr, map_size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -25,6 +26,7 @@ HugeBuffer::HugeBuffer(size_t size) : size_(size) {
     throw Error("cannot reserve {} bytes of memory: {}", size, std::strerror(errno));
   }
   data_ = static_cast<std::byte*>(map_);
+  if (ordinary) ::madvise(map_, map_size_, MADV_NOHUGEPAGE);  // where the system gives huge pages to everybody
   if (huge) {
     const auto address = reinterpret_cast<uintptr_t>(map_);
     data_ += (address + kHugePage - 1) / kHugePage * kHugePage - address;

@@ -11,7 +11,8 @@ class HugeBuffer {
  public:
   HugeBuffer() = default;
   /// Reserves `size` bytes of zeros; pages are taken on first touch. Throws Error when the system refuses.
-  explicit HugeBuffer(size_t size);
+  /// huge = false: ordinary pages, for memory of which only a little is touched here and there.
+  explicit HugeBuffer(size_t size, bool huge = true);
   ~HugeBuffer();
   HugeBuffer(HugeBuffer&& other) noexcept;
   HugeBuffer& operator=(HugeBuffer&& other) noexcept;

@@ -377,7 +377,10 @@ Session::Session(const Decoder& decoder, int64_t capacity, kernels::KvType type)
   const int64_t half = (c.n_kv_heads * capacity * kernels::kv_head_bytes(type, c.head_dim) + 63) / 64 * 64;
   const auto total = checked_mul(2 * half, c.n_layers);
   if (!total) throw Error("a context of {} tokens does not fit any memory", capacity);
-  buffer_ = HugeBuffer(size_t(*total));
+  // Each head's keys fill from their own start: with huge pages the first token would touch, and zero, most of a cache
+  // whose heads are small.
+  constexpr int64_t kHugeHead = int64_t{8} << 20;
+  buffer_ = HugeBuffer(size_t(*total), capacity * kernels::kv_head_bytes(type, c.head_dim) >= kHugeHead);
   std::byte* next = buffer_.data();
   for (int64_t index = 0; index < c.n_layers; ++index, next += 2 * half)
     layers_.push_back({type, next, next + half, capacity, c.n_kv_heads, c.head_dim});

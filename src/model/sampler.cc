@@ -20,8 +20,8 @@ Sampler::Sampler(const SamplerOptions& options, int64_t n_vocab) : options_(opti
   check(options.top_k >= 0, "top-k", double(options.top_k), "0 (off) or more");
   check(options.top_p > 0 && options.top_p <= 1, "top-p", options.top_p, "more than 0, at most 1 (off)");
   check(options.min_p >= 0 && options.min_p <= 1, "min-p", options.min_p, "0 (off) to 1");
-  check(options.repeat_penalty > 0 && std::isfinite(options.repeat_penalty), "repeat-penalty", options.repeat_penalty,
-        "more than 0 (1 is off)");
+  check(options.repeat_penalty >= 0.01f && options.repeat_penalty <= 100, "repeat-penalty", options.repeat_penalty,
+        "0.01 to 100 (1 is off)");
   check(options.repeat_window >= 0, "repeat-window", double(options.repeat_window), "0 or more");
   check(n_vocab > 0, "vocabulary size", double(n_vocab), "1 or more");
   candidates_.reserve(size_t(n_vocab));

@@ -99,14 +99,22 @@ std::string read_file(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
+/// What finish() left in the folder, null: nothing of this repository.
+json finished_mark(const fs::path& folder, const HubName& name) {
+  json mark = json::parse(read_file(folder / kDoneMark), nullptr, false);
+  const bool ours = mark.is_object() && mark.contains("files") && mark["files"].is_object() &&
+                    mark.contains("repository") && mark["repository"] == name.repository();
+  return ours ? mark : json();
+}
+
 /// The folder as its mark says it was finished, if all its files are still there with their sizes.
-std::optional<Pulled> finished_folder(const fs::path& folder) {
-  const json mark = json::parse(read_file(folder / kDoneMark), nullptr, false);
-  if (!mark.is_object() || !mark.contains("files") || !mark["files"].is_object()) return std::nullopt;
+std::optional<Pulled> finished_folder(const fs::path& folder, const HubName& name) {
+  const json mark = finished_mark(folder, name);
+  if (mark.is_null() || !mark.contains("revision") || mark["revision"] != name.revision) return std::nullopt;
   Pulled out{folder.string(), 0, "", "", true};
-  for (const auto& [name, size] : mark["files"].items()) {
+  for (const auto& [file, size] : mark["files"].items()) {
     std::error_code missing;
-    const auto found = fs::file_size(folder / name, missing);
+    const auto found = fs::file_size(folder / file, missing);
     if (missing || !size.is_number_integer() || int64_t(found) != size.get<int64_t>()) return std::nullopt;
     out.bytes += int64_t(found);
   }
@@ -116,13 +124,16 @@ std::optional<Pulled> finished_folder(const fs::path& folder) {
 class Snapshot {
  public:
   Snapshot(const Http& http, std::string endpoint, const HubName& name, const Listing& listing, fs::path folder)
-      : http_(http), endpoint_(std::move(endpoint)), name_(name), listing_(listing), folder_(std::move(folder)) {}
+      : http_(http), endpoint_(std::move(endpoint)), name_(name), listing_(listing), folder_(std::move(folder)) {
+    const json mark = finished_mark(folder_, name);
+    same_commit_ = mark.is_object() && mark.contains("commit") && mark["commit"] == listing.commit;
+    // Files of two commits may lie here until finish().
+    if (!same_commit_) fs::remove(folder_ / kDoneMark);
+  }
 
   void bring(const RemoteFile& file) {
     const fs::path path = folder_ / file.name;
-    std::error_code missing;
-    const auto size = fs::file_size(path, missing);
-    if (missing || (file.size >= 0 && int64_t(size) != file.size))
+    if (!is_there(file, path))
       http_.download(
           {resolve_url(endpoint_, name_, listing_.commit, file.name), path.string(), file.sha256, file.size});
     sizes_[file.name] = int64_t(fs::file_size(path));
@@ -133,16 +144,29 @@ class Snapshot {
                        escape_segment(revision), escape_path(file));
   }
   void finish() {
-    io::write_file_atomically((folder_ / kDoneMark).string(),
-                              json{{"commit", listing_.commit}, {"files", sizes_}}.dump());
+    io::write_file_atomically((folder_ / kDoneMark).string(), json{{"repository", name_.repository()},
+                                                                   {"revision", name_.revision},
+                                                                   {"commit", listing_.commit},
+                                                                   {"files", sizes_}}
+                                                                  .dump());
   }
 
  private:
+  /// The file of this commit, not one of another commit that has its name and size. Without a sum to compare (small
+  /// files) only the mark tells.
+  bool is_there(const RemoteFile& file, const fs::path& path) const {
+    std::error_code missing;
+    const auto size = fs::file_size(path, missing);
+    if (missing || (file.size >= 0 && int64_t(size) != file.size)) return false;
+    return file.sha256.empty() ? same_commit_ : sha256_file(path.string()) == file.sha256;
+  }
+
   const Http& http_;
   std::string endpoint_;
   const HubName& name_;
   const Listing& listing_;
   fs::path folder_;
+  bool same_commit_ = false;  // that was finished here before
   std::map<std::string, int64_t> sizes_;
 };
 
@@ -208,11 +232,13 @@ HubName HubName::parse(std::string_view text) {
 Pulled pull_from_hub(const Http& http, const std::string& endpoint, const HubName& wanted,
                      const std::string& models_dir, const std::string& target, const std::string& sha256) {
   HubName name = wanted;
-  const fs::path folder = target.empty() ? fs::path(models_dir) / name.owner / name.repo : fs::path(target);
+  const std::string revision = name.revision == "main" ? "" : "@" + escape_segment(name.revision);
+  const fs::path folder =
+      target.empty() ? fs::path(models_dir) / name.owner / (name.repo + revision) : fs::path(target);
   const auto file_path = [&] { return target.empty() ? folder / name.file : fs::path(target); };
   if (!name.file.empty()) return pull_file(http, endpoint, name, file_path(), sha256);
   if (!sha256.empty()) throw Error("--sha256 needs one file: name it, as in hf:{}/FILE", name.repository());
-  if (const auto done = finished_folder(folder)) return *done;
+  if (const auto done = finished_folder(folder, name)) return *done;
 
   const Listing listing = list(http, endpoint, name);
   const RemoteFile* index = listing.find(kIndex);
@@ -248,7 +274,7 @@ Pulled pull_from_hub(const Http& http, const std::string& endpoint, const HubNam
     snapshot.bring(*single);
   }
   snapshot.finish();
-  Pulled out = finished_folder(folder).value();
+  Pulled out = finished_folder(folder, name).value();
   out.source = endpoint;
   out.already_there = false;
   return out;

@@ -27,9 +27,10 @@ struct Pulled {
   bool already_there = false;
 };
 
-/// Brings what `name` means to `target` (empty: owner/repo below `models_dir`): the named file (all parts of a split
-/// GGUF), else config, tokenizer and the safetensors that the index names, else the repository's only GGUF file. Files
-/// that are there already are kept; a folder that was finished before is not even asked for again.
+/// Brings what `name` means to `target` (empty: owner/repo below `models_dir`, owner/repo@revision when that is not
+/// main): the named file (all parts of a split GGUF), else config, tokenizer and the safetensors that the index names,
+/// else the repository's only GGUF file. A file or folder that was finished before is not even asked for again; in an
+/// unfinished folder, what agrees with the hub's listing is kept.
 Pulled pull_from_hub(const Http& http, const std::string& endpoint, const HubName& name, const std::string& models_dir,
                      const std::string& target, const std::string& sha256);
 
