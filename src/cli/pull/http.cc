@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <httplib.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include "cli/pull/lock.h"
 #include "core/error.h"
 #include "core/progress.h"
 #include "core/sha256.h"
@@ -117,17 +116,16 @@ class PartFile {
     std::error_code failed;
     if (!folder.empty()) std::filesystem::create_directories(folder, failed);
     if (failed) throw Error("{}: the folder cannot be made: {}", folder.string(), failed.message());
-    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (fd_ < 0) fail("opened");
-    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-      ::close(fd_);
-      throw Error("{}: another process is downloading it; wait for that or stop it", path_);
-    }
+    fd_ = open_locked(path_);
+    if (fd_ < 0) throw Error("{}: another process is downloading it; wait for that or stop it", path_);
     size_ = ::lseek(fd_, 0, SEEK_END);
     std::ifstream etag(etag_path_);
     etag_.assign(std::istreambuf_iterator<char>(etag), {});
   }
-  ~PartFile() { ::close(fd_); }
+  ~PartFile() {
+    if (size_ == 0 && !finished_) remove();
+    ::close(fd_);
+  }
   PartFile(const PartFile&) = delete;
   PartFile& operator=(const PartFile&) = delete;
 
@@ -153,6 +151,7 @@ class PartFile {
   void finish() {
     if (::fsync(fd_) != 0) fail("synced");
     if (std::rename(path_.c_str(), target_.c_str()) != 0) fail("renamed to its name");
+    finished_ = true;
     ::unlink(etag_path_.c_str());
   }
   void remove() {
@@ -167,6 +166,7 @@ class PartFile {
   std::string target_, path_, etag_path_, etag_;
   int fd_ = -1;
   int64_t size_ = 0;
+  bool finished_ = false;
 };
 
 /// Runs `attempt` until it succeeds; waits and tries again on Transient, unless `retries` attempts in a row brought
@@ -183,8 +183,9 @@ void with_retries(const HttpOptions& options, const std::string& url, Attempt&& 
     } catch (const Transient& failure) {
       if (position() > before) failures = 0, wait = options.wait_s;
       if (++failures > options.retries)
-        throw Error("{}: {}, {} times; check the network and try again (what has come is kept)", url, failure.what,
-                    failures);
+        throw Error("{}: {}{}; check the network and try again{}", url, failure.what,
+                    failures > 1 ? fmt::format(", {} times", failures) : "",
+                    position() > 0 ? " (what has come is kept)" : "");
       std::this_thread::sleep_for(
           std::chrono::duration<double>(std::min(kLongestWait, std::max(wait, failure.wait_s))));
       wait *= 2;
@@ -308,7 +309,13 @@ Downloaded Http::download(const Download& wanted) const {
   std::string expected_sum = wanted.sha256;
   int64_t expected_size = wanted.bytes;
 
-  const auto attempt = [&] {
+  // What the server has is the file of the part here: its tag says so, or a sum will tell in the end.
+  const auto goes_on = [&](const Exchange& exchange) {
+    const bool sum_known = !expected_sum.empty() || !exchange.linked_sha256.empty();
+    return part.etag() == exchange.header("ETag") && (sum_known || !part.etag().empty());
+  };
+  /// False: the part did not fit and was emptied.
+  const auto fetch = [&] {
     std::map<std::string, std::string> headers;
     const int64_t from = part.size();
     if (from > 0) headers["Range"] = fmt::format("bytes={}-", from);
@@ -321,8 +328,8 @@ Downloaded Http::download(const Download& wanted) const {
       if (exchange.status == 206) {
         const std::string range = exchange.header("Content-Range");  // bytes 100-199/200
         const size_t slash = range.find('/');
-        if (!range.starts_with(fmt::format("bytes {}-", from)) || slash == std::string::npos || part.etag() != etag) {
-          part.restart("");  // the file changed, or the server counts otherwise
+        if (!range.starts_with(fmt::format("bytes {}-", from)) || slash == std::string::npos || !goes_on(exchange)) {
+          part.restart("");  // the file changed or nothing tells, or the server counts otherwise
           started_over = true;
           return false;
         }
@@ -349,13 +356,17 @@ Downloaded Http::download(const Download& wanted) const {
       const std::string range = exchange.header("Content-Range");
       const size_t slash = range.find('/');
       total = slash == std::string::npos ? -1 : to_integer(range.substr(slash + 1)).value_or(-1);
-      if (total != part.size()) {
+      if (total != part.size() || !goes_on(exchange)) {
         part.restart("");
         started_over = true;
       }
     }
-    if (started_over) throw Transient{"the file on the server is another one than the part here"};
+    if (started_over) return false;
     if (total >= 0 && part.size() < total) throw Transient{"the connection ended early"};
+    return true;
+  };
+  const auto attempt = [&] {
+    if (!fetch() && !fetch()) throw Transient{"the server does not send the file from its start"};
   };
   with_retries(options_, wanted.url, attempt, [&] { return part.size(); });
   progress.reset();
