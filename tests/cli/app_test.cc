@@ -1,6 +1,7 @@
 // The program as a whole: help, version, exit codes, pure JSON, broken files, closed pipes.
 #include <fstream>
 
+#include "models.h"
 #include "process.h"
 #include "test_support.h"
 
@@ -18,6 +19,7 @@ TEST(App, EveryCommandExplainsItsFlags) {
     const std::string own = output_of({command, "--help"});
     for (const char* flag : {"--threads", "--device", "--json", "--help"})
       EXPECT_NE(own.find(flag), std::string::npos) << command << " " << flag;
+    EXPECT_NE(own.find("lacuna " + command + " [OPTIONS]"), std::string::npos) << own;
   }
 }
 
@@ -37,6 +39,14 @@ TEST(App, WrongUsageExitsWith2AndOneLine) {
                                              {"inspect", kModel, "--threads", "0"},
                                              {"inspect", kModel, "--device", "tpu"},
                                              {"perplexity", kModel, "-f", kModel, "--protocol", "mine"},
+                                             {"run", kModel, "--prompt-ids", ""},
+                                             {"run", kModel, "--prompt-ids", "1,,2"},
+                                             {"run", kModel, "--prompt-ids", "1,"},
+                                             {"run", kModel, "--prompt-ids", "1,2x"},
+                                             {"run", kModel, "-p", "a", "--seed", "-1"},
+                                             {"run", kModel, "-p", "a", "--repeat-penalty", "0"},
+                                             {"run", kModel, "-p", "a", "--repeat-penalty", "101"},
+                                             {"synth", "llama-3.2-1b", "-o", "/nonexistent/x", "--seed", "-1"},
                                              {"quantize", kModel}}) {
     const Finished done = run_lacuna(arguments);
     EXPECT_EQ(done.code, 2) << done.err;
@@ -99,6 +109,28 @@ TEST(App, DamagedHeadersNeverCrash) {
     const Finished done = run_lacuna({"inspect", path});
     EXPECT_TRUE(done.code == 0 || done.code == 1) << "byte " << at << ": signal " << done.signal << "\n" << done.err;
   }
+}
+
+TEST(App, ControlCharactersOfAFileStayOffTheTerminal) {
+  const TempDir dir;
+  const std::string path = dir.file("hostile.gguf");
+  rewrite(kModel, path, [](io::Metadata& m) {
+    m.set("evil.\x1b[2Jkey", std::string("a\x1b]0;title\x07 b\r\n\x7f"));
+    m.set("general.name", std::string("\xc3\xa9"));
+  });
+  const std::string shown = output_of({"inspect", path});
+  for (const char* text : {"evil.\\x1b[2Jkey", "a\\x1b]0;title\\x07 b\\x0d\\x0a\\x7f", "\xc3\xa9"})
+    EXPECT_NE(shown.find(text), std::string::npos) << text;
+  for (const char c : shown) EXPECT_TRUE(c == '\n' || (static_cast<unsigned char>(c) >= 0x20 && c != 0x7f)) << int(c);
+
+  expect_error({"inspect", dir.file("a\x1b[31m\x07.gguf")}, "a\\x1b[31m\\x07.gguf");
+  EXPECT_EQ(run_lacuna({"inspect", dir.file("a\x1b[31m\x07.gguf")}).err.find('\x1b'), std::string::npos);
+}
+
+TEST(App, AnEmptyNameOfAnOutputIsRefused) {
+  expect_error({"quantize", kModel, "-o", ""}, "-o needs the name of the file to write");
+  expect_error({"synth", "llama-3.2-1b", "-o", ""}, "-o needs the name of the file to write");
+  expect_error({"perplexity", kModel, "-f", kModel, "--logits-out", ""}, "--logits-out needs the name");
 }
 
 TEST(App, AReaderThatGoesAwayEndsItQuietly) {

@@ -66,6 +66,10 @@ TEST(Run, RefusesWhatItCannotDo) {
   expect_error({"run", model, "-p", "a", "--system", "Be brief."}, "--chat");
   expect_error({"run", model, "-p", "a", "--chat"}, "--chat-template");
   expect_error({"run", model, "-p", "a", "--chat", "--chat-template", "klingon"}, "chatml");
+  expect_error({"run", model, "-p", "a<s>b", "--chat", "--chat-template", "alpaca"},
+               "the message contains <s>, a control token of this model");
+  expect_error({"run", model, "-p", "a", "--system", "<s>", "--chat", "--chat-template", "alpaca"},
+               "the system message contains <s>, a control token of this model");
   expect_error({"run", model, "--chat", "--json"}, "-p TEXT");
   expect_error({"run", model, "-p", "a", "--temp", "-1"}, "temperature");
   expect_error({"run", model, "-f", "/nonexistent/prompt.txt"}, "/nonexistent/prompt.txt");
@@ -186,6 +190,27 @@ TEST_F(ChatTest, TheProgramReadsMessagesFromItsInput) {
   EXPECT_NE(done.out.find("/clear  forget"), std::string::npos);
   EXPECT_TRUE(done.out.ends_with("\n" + answer)) << "after /clear the same message has the same answer: " << done.out;
   EXPECT_NE(done.err.find("unknown command /wrong"), std::string::npos) << done.err;
+}
+
+TEST_F(ChatTest, ALastLineThatWasToGoOnIsAnswered) {
+  const auto answer = [&](const std::string& input) {
+    return output_of({"run", dir_.file("tiny.gguf"), "--chat", "--chat-template", "chatml", "-n", "4", "--temp", "0",
+                      "--ignore-eos"},
+                     {.input = input});
+  };
+  EXPECT_NE(answer("one\\\ntwo\n"), "");
+  EXPECT_EQ(answer("one\\\ntwo\\"), answer("one\\\ntwo\n"));
+  EXPECT_EQ(answer("one\\\n"), answer("one\n"));
+  EXPECT_EQ(answer("\\\n"), "");
+}
+
+TEST_F(ChatTest, MarkersThatTheVocabularyLacksAreNamed) {
+  const auto said = [&](const char* style) {
+    return run_lacuna({"run", dir_.file("tiny.gguf"), "-p", "a", "--chat", "--chat-template", style, "-n", "1"}).err;
+  };
+  EXPECT_NE(said("chatml").find("no token for <|im_end|>, <|im_start|>"), std::string::npos) << said("chatml");
+  for (const char* style : {"alpaca", "zephyr"})
+    EXPECT_EQ(said(style).find("no token for"), std::string::npos) << said(style);
 }
 
 }  // namespace
