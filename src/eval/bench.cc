@@ -25,6 +25,8 @@ constexpr double kLinearTolerance = 0.02;
 // SmolLM2-135M: 4.5%). A wrong kernel makes it about 1.
 constexpr double kDecoderTolerance = 0.15;
 constexpr int64_t kCheckTokens = 16;
+/// Of a tiny model: rotating more copies would take minutes and is not what memory looks like in use anyway.
+constexpr int64_t kMaxCopies = 256;
 
 using Clock = std::chrono::steady_clock;
 double ms_since(Clock::time_point start) {
@@ -183,7 +185,7 @@ BenchRow time_groups(const std::vector<Group>& groups, ThreadPool& pool, int64_t
   int64_t bytes = 0;
   for (const Group& group : groups) bytes += bytes_of(group);
   const int64_t cold = 4 * last_level_cache_bytes();
-  const int64_t copies = std::max<int64_t>(1, (cold + bytes - 1) / std::max<int64_t>(1, bytes));
+  const int64_t copies = std::clamp<int64_t>((cold + bytes - 1) / std::max<int64_t>(1, bytes), 1, kMaxCopies);
   std::vector<std::vector<Runner>> rotation;
   for (int64_t c = 0; c < copies; ++c) {
     std::vector<Runner>& runners = rotation.emplace_back();
