@@ -10,7 +10,7 @@ esac
 install_packages "${build_packages[@]}" gcovr
 scripts/build.sh --no-install --preset coverage
 find build/coverage -name '*.gcda' -delete
-scripts/run_ctest.sh build/coverage --label-exclude slow
+scripts/run_ctest.sh build/coverage
 report=(gcovr --root . --object-directory build/coverage --filter 'src/(io|tokenizer|layout)/' --exclude-throw-branches)
 "${report[@]}"
 if [ "${1:-}" = --save ]; then
