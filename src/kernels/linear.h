@@ -21,6 +21,7 @@ struct WeightView {
   layout::Shape shape;
   std::span<const std::byte> bytes;
   std::span<const float> bias;  // [N] or empty
+  layout::Params params;        // of the layout: tile_rows of a zigzag one
 };
 
 /// The input of a group.
@@ -28,6 +29,10 @@ struct Activation {
   const float* x = nullptr;  // [M, K], rows `stride` floats apart
   int64_t M = 0;
   int64_t stride = 0;
+  /// The inputs that count, ascending, each in [0, K); the others are taken as zeros whatever x holds. nullptr: all.
+  /// With several tokens it is one list for all of them.
+  const int32_t* active = nullptr;
+  int64_t active_count = 0;
 };
 
 /// Where one part's result goes: y: [M, N], rows `stride` floats apart. Each part of a group has one.

@@ -20,6 +20,13 @@ struct Shape {
   friend bool operator==(const Shape&, const Shape&) = default;
 };
 
+/// What a layout may leave open; the manifest of a file stores it.
+struct Params {
+  /// Zigzag layouts: outputs that lie together in one column, a multiple of 256; 0: whole columns.
+  int64_t tile_rows = 0;
+  friend bool operator==(const Params&, const Params&) = default;
+};
+
 struct Layout {
   Id id;
   std::string_view name;  // as on the command line and in `inspect`: "q4_K"
