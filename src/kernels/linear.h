@@ -20,8 +20,8 @@ struct WeightView {
   const layout::Layout* layout = nullptr;
   layout::Shape shape;
   std::span<const std::byte> bytes;
-  std::span<const float> bias;  // [N] or empty
-  layout::Params params;        // of the layout: tile_rows of a zigzag one
+  std::span<const float> bias = {};  // [N] or empty
+  layout::Params params = {};        // of the layout: tile_rows of a zigzag one
 };
 
 /// The input of a group.
