@@ -124,8 +124,8 @@ class CpuLinearGroup final : public kernels::LinearGroup {
     if (part.kernel->prepared_bytes != nullptr) {
       part.prepared = HugeBuffer(size_t(part.kernel->prepared_bytes(view.shape)));
       pool_.parallel_for(ceil_div(N, 4 * kPanelRows), 1, [&](int64_t begin, int64_t end) {
-        part.kernel->prepare(view.bytes.data(), view.shape, begin * 4 * kPanelRows, std::min(N, end * 4 * kPanelRows),
-                             part.prepared.data());
+        part.kernel->prepare(view.bytes.data(), view.shape, begin * 4 * kPanelRows,
+                             std::min(view.shape.N, end * 4 * kPanelRows), part.prepared.data());
       });
       part.weight = part.prepared.data();
       MappedFile::release(view.bytes);
