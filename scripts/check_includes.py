@@ -11,8 +11,9 @@ ARROWS = {
     "tokenizer": ["core"],
     "kernels": ["core", "layout"],
     "model": ["core", "layout", "io", "kernels"],
+    "calibrate": ["core", "layout", "io", "kernels", "model", "tokenizer"],
     "eval": ["core", "layout", "io", "kernels", "model", "tokenizer"],
-    "cli": ["core", "layout", "io", "tokenizer", "kernels", "model", "eval"],
+    "cli": ["core", "layout", "io", "tokenizer", "kernels", "model", "calibrate", "eval"],
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 

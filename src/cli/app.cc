@@ -58,7 +58,7 @@ int run_checked(int argc, char** argv) {
 
   std::vector<Action> actions;
   for (const auto add :
-       {add_pull, add_run, add_inspect, add_tokenize, add_quantize, add_perplexity, add_bench, add_synth})
+       {add_pull, add_run, add_inspect, add_tokenize, add_quantize, add_calibrate, add_perplexity, add_bench, add_synth})
     actions.push_back(add(program));
   const std::vector<CLI::App*> commands = program.get_subcommands([](CLI::App*) { return true; });
 

@@ -41,6 +41,7 @@ Action add_perplexity(CLI::App& program);
 Action add_bench(CLI::App& program);
 Action add_synth(CLI::App& program);
 Action add_quantize(CLI::App& program);
+Action add_calibrate(CLI::App& program);
 Action add_pull(CLI::App& program);
 
 void add_common(CLI::App& command, Common& common);

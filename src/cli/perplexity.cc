@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "cli/command.h"
+#include "cli/sparsity.h"
 #include "core/error.h"
 #include "io/atomic_file.h"
 
@@ -18,6 +19,7 @@ struct Options : Common {
   std::string model, file, protocol = "hf", kv = "f16";
   std::optional<std::string> logits_out;
   int64_t ctx = 2048, chunks = 0;
+  SparsityFlags sparsity;
 };
 
 /// Raw logits: int32 n_vocab, int32 n_rows, then float32 rows, all little-endian. The name appears when it is complete.
@@ -61,6 +63,7 @@ int perplexity(const Options& options) {
     wanted.on_start = [&](int64_t rows) { logits->start(model.decoder->config().n_vocab, rows); };
     wanted.on_logits = [&](std::span<const float> row) { logits->add(row); };
   }
+  const auto thresholds = apply_sparsity(model, options.model, options.sparsity, true);
   const auto start = std::chrono::steady_clock::now();
   const eval::PerplexityResult result = eval::perplexity(*model.decoder, tokenizer, text, wanted);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -75,7 +78,10 @@ int perplexity(const Options& options) {
                 {"protocol", options.protocol},
                 {"bos", result.bos},
                 {"text_sha256", result.text_sha256},
-                {"act_sparsity", 0.0},
+                {"act_sparsity", result.act_sparsity},
+                {"act_mode", thresholds ? name_of(thresholds->mode) : "dense"},
+                {"criterion", options.sparsity.criterion},
+                {"dense_prefix", options.sparsity.dense_prefix},
                 {"seconds", seconds}});
   } else {
     print(fmt::format("perplexity {:.4f} +- {:.4f}\n", result.ppl, result.std_error));
@@ -111,6 +117,7 @@ Action add_perplexity(CLI::App& program) {
       ->capture_default_str()
       ->type_name("N");
   add_kv(*command, options->kv);
+  add_sparsity(*command, options->sparsity);
   command
       ->add_option(
           "--logits-out", options->logits_out,

@@ -75,6 +75,7 @@ PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer,
   const double mean = sum / n;
   const double variance = std::max(0.0, sum_squares / n - mean * mean);
   result.ppl = std::exp(mean);
+  result.act_sparsity = decoder.sparsity_counts().share();
   result.std_error = n > 1 ? result.ppl * std::sqrt(variance / (n - 1)) : 0.0;
   return result;
 }

@@ -37,8 +37,10 @@ struct PerplexityResult {
   int64_t windows = 0;
   bool bos = false;  // whether windows begin with BOS
   std::string text_sha256;
+  double act_sparsity = 0;  // realised, by weight bytes; 0 for a dense decoder
 };
 
+/// Of the decoder as it is: sparse where set_sparsity said so (with mask_batches, else it would run dense).
 /// Throws Error when the text has fewer than one window ("needs N tokens, the text has M") or a logit is NaN (names the
 /// position).
 PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer, std::string_view text,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <deque>
 #include <optional>
@@ -105,10 +106,16 @@ struct Decoder::Impl {
   std::unique_ptr<LinearGroup> project_in, project_out, head;
   int64_t n_word = 0;  // width of the embeddings
 
+  std::optional<SparsityOptions> sparsity;
+  SparsityCounts counts;
+  Observer observer;
+
   // Workspace: rows of kBatch tokens.
   HugeBuffer workspace;
   float *x = nullptr, *h = nullptr, *word = nullptr, *q = nullptr, *k = nullptr, *v = nullptr, *attended = nullptr,
-        *gate = nullptr, *up = nullptr, *cos = nullptr, *sin = nullptr, *logits = nullptr, *position_rows = nullptr;
+        *gate = nullptr, *up = nullptr, *cos = nullptr, *sin = nullptr, *logits = nullptr, *position_rows = nullptr,
+        *masked = nullptr;
+  std::vector<int32_t> active;  // [widest input]
 
   explicit Impl(ThreadPool& p) : pool(p) {}
 
@@ -119,6 +126,9 @@ struct Decoder::Impl {
   void take_workspace();
 
   void norm(const NormWeights& weights, const float* in, int64_t M, float* out) const;
+  /// Runs the group of one layer that reads `in`: [M, width of the input], the first row at `position`.
+  void run_group(int64_t index, Input input, LinearGroup& group, const float* in, int64_t M, int64_t position,
+                 std::span<const Output> out);
   void embed(std::span<const int32_t> ids, int64_t position);
   void rotary_tables(int64_t M, int64_t position);
   /// Runs the layers; rows of x from M - `wanted` on hold the last layer's result afterwards.
@@ -192,7 +202,10 @@ void Decoder::Impl::bind(const io::Checkpoint& checkpoint, const LoadOptions& op
 void Decoder::Impl::take_workspace() {
   const Config& c = config;
   const int64_t half = c.rope.n_rot / 2;
-  const std::array<std::pair<float**, int64_t>, 13> parts = {{
+  const auto widths = input_widths(c);
+  const int64_t widest = *std::max_element(widths.begin(), widths.end());
+  active.resize(size_t(widest));
+  const std::array<std::pair<float**, int64_t>, 14> parts = {{
       {&x, kBatch * c.n_embd},
       {&h, kBatch * std::max(c.n_embd, n_word)},
       {&word, kBatch * n_word},
@@ -206,6 +219,7 @@ void Decoder::Impl::take_workspace() {
       {&sin, kBatch * half},
       {&logits, kHeadRows * c.n_vocab},
       {&position_rows, positions != nullptr ? kBatch * c.n_embd : 0},
+      {&masked, kBatch * widest},
   }};
   int64_t total = 0;
   for (const auto& [pointer, floats] : parts) total += aligned(floats);
@@ -223,6 +237,38 @@ void Decoder::Impl::norm(const NormWeights& weights, const float* in, int64_t M,
   } else {
     kernels::layer_norm(pool, in, weights.weight.data(), weights.bias.data(), config.norm_eps, M, config.n_embd, out);
   }
+}
+
+void Decoder::Impl::run_group(int64_t index, Input input, LinearGroup& group, const float* in, int64_t M,
+                              int64_t position, std::span<const Output> out) {
+  const auto i = size_t(input);
+  const int64_t K = input_widths(config)[i];
+  if (observer) observer(index, input, in, M, K, position);
+  Activation rows{in, M, K};
+  if (sparsity && (M == 1 || sparsity->mask_batches) && position + M > sparsity->dense_prefix) {
+    const Thresholds& thresholds = sparsity->thresholds;
+    const float t = thresholds.t[size_t(index)][i];
+    const float* norms = thresholds.norms.empty() ? nullptr : thresholds.norms[size_t(index)][i].data();
+    const int64_t dense = std::clamp<int64_t>(sparsity->dense_prefix - position, 0, M);
+    std::atomic<int64_t> inactive{0};
+    std::copy_n(in, dense * K, masked);
+    pool.parallel_for(M - dense, 8, [&](int64_t begin, int64_t end) {
+      int64_t found = 0;
+      for (int64_t m = dense + begin; m < dense + end; ++m)
+        found += mask_inactive(in + m * K, norms, t, K, masked + m * K);
+      inactive.fetch_add(found, std::memory_order_relaxed);
+    });
+    rows.x = masked;
+    if (M == 1) {
+      rows.active = active.data();
+      rows.active_count = collect_active(in, norms, t, K, active.data());
+    }
+    SparsityCounts::Count& count = counts.layers[size_t(index)][i];
+    count.inactive += inactive.load();
+    count.inputs += (M - dense) * K;
+    if (index == 0 && input == Input::attn_in) counts.tokens += M - dense;
+  }
+  group.run(rows, out);
 }
 
 void Decoder::Impl::embed(std::span<const int32_t> ids, int64_t position) {
@@ -269,7 +315,7 @@ void Decoder::Impl::run_layers(const Session& session, int64_t M, int64_t wanted
     const Layer& layer = layers[size_t(index)];
     if (c.norm_first) norm(layer.attn_norm, x, M, h);
     const std::array<Output, 3> qkv = {{{q, q_width()}, {k, kv_width()}, {v, kv_width()}}};
-    layer.qkv->run({c.norm_first ? h : x, M, c.n_embd}, qkv);
+    run_group(index, Input::attn_in, *layer.qkv, c.norm_first ? h : x, M, position, qkv);
     if (c.qk_norm) {
       kernels::rms_norm(pool, q, layer.q_norm.data(), c.norm_eps, M * c.n_heads, c.head_dim, q);
       kernels::rms_norm(pool, k, layer.k_norm.data(), c.norm_eps, M * c.n_kv_heads, c.head_dim, k);
@@ -301,26 +347,26 @@ void Decoder::Impl::run_layers(const Session& session, int64_t M, int64_t wanted
     args.out_stride = q_width();
     kernels::attention(pool, args);
     const std::array<Output, 1> out = {{{h, c.n_embd}}};
-    layer.o->run({attended, rows, q_width()}, out);
+    run_group(index, Input::attn_out, *layer.o, attended, rows, position + skipped, out);
     kernels::add(pool, h, rows * c.n_embd, residual);
     if (!c.norm_first) norm(layer.attn_norm, residual, rows, residual);
 
     if (c.norm_first) norm(layer.ffn_norm, residual, rows, h);
-    const Activation input{c.norm_first ? h : residual, rows, c.n_embd};
+    const float* input = c.norm_first ? h : residual;
     if (c.mlp == Mlp::swiglu) {
       const std::array<Output, 2> both = {{{gate, c.n_ff}, {up, c.n_ff}}};
-      layer.up->run(input, both);
+      run_group(index, Input::ffn_in, *layer.up, input, rows, position + skipped, both);
       kernels::swiglu(pool, gate, up, rows * c.n_ff, gate);
     } else {
       const std::array<Output, 1> one = {{{gate, c.n_ff}}};
-      layer.up->run(input, one);
+      run_group(index, Input::ffn_in, *layer.up, input, rows, position + skipped, one);
       if (c.mlp == Mlp::relu) {
         kernels::relu(pool, gate, rows * c.n_ff);
       } else {
         kernels::gelu_tanh(pool, gate, rows * c.n_ff);
       }
     }
-    layer.down->run({gate, rows, c.n_ff}, out);
+    run_group(index, Input::ffn_down, *layer.down, gate, rows, position + skipped, out);
     kernels::add(pool, h, rows * c.n_embd, residual);
     if (!c.norm_first) norm(layer.ffn_norm, residual, rows, residual);
   }
@@ -358,7 +404,7 @@ void Decoder::Impl::forward(Session& session, std::span<const int32_t> ids, Want
     const int64_t wanted = want == Want::all ? M : want == Want::last && last_batch ? 1 : 0;
     embed(ids.subspan(size_t(first), size_t(M)), session.length());
     rotary_tables(M, session.length());
-    run_layers(session, M, wanted);
+    run_layers(session, M, want == Want::layers ? M : wanted);
     session.length_ += M;
     for (int64_t row = M - wanted; row < M; row += kHeadRows) {
       const int64_t count = std::min(kHeadRows, M - row);
@@ -417,6 +463,61 @@ std::span<const float> Decoder::forward(Session& session, std::span<const int32_
   if (ids.empty()) throw Error("no tokens to run: there are no logits of an empty text");
   impl_->forward(session, ids, Want::last, nullptr);
   return {impl_->logits, size_t(impl_->config.n_vocab)};
+}
+
+void Decoder::set_sparsity(std::optional<SparsityOptions> options) {
+  Impl& impl = *impl_;
+  if (options) {
+    const Thresholds& thresholds = options->thresholds;
+    const auto n_layers = size_t(impl.config.n_layers);
+    if (thresholds.t.size() != n_layers || (!thresholds.norms.empty() && thresholds.norms.size() != n_layers))
+      throw Error("thresholds of {} layers for a model of {}", thresholds.t.size(), n_layers);
+    const auto widths = input_widths(impl.config);
+    for (const auto& layer : thresholds.norms)
+      for (size_t i = 0; i < kInputs; ++i)
+        if (int64_t(layer[i].size()) != widths[i])
+          throw Error("{} column norms of {} for {} inputs", layer[i].size(), name_of(Input(i)), widths[i]);
+    if (options->dense_prefix < 0)
+      throw Error("a dense prefix of {} tokens; it must be 0 or more", options->dense_prefix);
+  }
+  impl.sparsity = std::move(options);
+  impl.counts = {};
+  impl.counts.layers.resize(impl.layers.size());
+  for (const Layer& layer : impl.layers)
+    impl.counts.bytes.push_back(
+        {layer.qkv->weight_bytes(), layer.o->weight_bytes(), layer.up->weight_bytes(), layer.down->weight_bytes()});
+}
+
+const SparsityCounts& Decoder::sparsity_counts() const { return impl_->counts; }
+void Decoder::set_observer(Observer observer) { impl_->observer = std::move(observer); }
+
+void Decoder::embed(std::span<const int32_t> ids, int64_t position, float* x) {
+  for (size_t first = 0; first < ids.size(); first += kBatch) {
+    const auto part = ids.subspan(first, std::min<size_t>(kBatch, ids.size() - first));
+    impl_->embed(part, position + int64_t(first));
+    std::copy_n(impl_->x, int64_t(part.size()) * impl_->config.n_embd, x + int64_t(first) * impl_->config.n_embd);
+  }
+}
+
+double SparsityCounts::layer_share(int64_t layer) const {
+  double skipped = 0, all = 0;
+  for (size_t i = 0; i < kInputs; ++i) {
+    const auto size = double(bytes[size_t(layer)][i]);
+    skipped += size * layers[size_t(layer)][i].share();
+    all += size;
+  }
+  return all > 0 ? skipped / all : 0;
+}
+
+double SparsityCounts::share() const {
+  double skipped = 0, all = 0;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    double size = 0;
+    for (const int64_t part : bytes[l]) size += double(part);
+    skipped += size * layer_share(int64_t(l));
+    all += size;
+  }
+  return all > 0 ? skipped / all : 0;
 }
 
 int64_t Decoder::weight_bytes() const {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,12 +15,38 @@
 #include "kernels/linear.h"
 #include "kernels/ops.h"
 #include "model/config.h"
+#include "model/sparsity.h"
 
 namespace lacuna::model {
 
 struct LoadOptions {
   kernels::Prepare prepare = kernels::Prepare::automatic;
   bool progress = true;  // a bar on a terminal
+};
+
+/// How a decoder leaves inputs out.
+struct SparsityOptions {
+  Thresholds thresholds;
+  /// Tokens at positions below this are always dense: the first ones are attention sinks, and a prompt is dense anyway.
+  int64_t dense_prefix = 4;
+  /// Several tokens at once are dense, as decoding runs a prompt; true: each has its own inputs masked, as if the
+  /// tokens had come one by one.
+  bool mask_batches = false;
+};
+
+/// Inputs seen by the layers since the counts were last cleared, tokens that ran dense not counted.
+struct SparsityCounts {
+  struct Count {
+    int64_t inactive = 0, inputs = 0;
+    double share() const { return inputs > 0 ? double(inactive) / double(inputs) : 0; }
+  };
+  std::vector<std::array<Count, kInputs>> layers;
+  std::vector<std::array<int64_t, kInputs>> bytes;  // of the weights that read each input
+  int64_t tokens = 0;                               // that ran sparse
+  /// Share of one layer's weight bytes that inactive inputs left unread.
+  double layer_share(int64_t layer) const;
+  /// The same of all layers.
+  double share() const;
 };
 
 class Decoder;
@@ -58,13 +85,31 @@ class Decoder {
   /// Called with the logits of tokens [first, first + count) of the call's ids. logits: [count, vocab_size], valid
   /// during the call.
   using LogitsSink = std::function<void(int64_t first, int64_t count, const float* logits)>;
-  enum class Want : uint8_t { none, last, all };
+  enum class Want : uint8_t {
+    none,    // no logits; the last layer only makes keys and values
+    layers,  // no logits, but the last layer runs for every token, so that an observer sees it
+    last,
+    all,
+  };
   /// Runs ids at positions [session.length(), +ids.size()) in batches of at most `batch` tokens and appends them to the
   /// session. Throws Error when they do not fit the session's capacity or an id is outside the vocabulary. No
   /// allocation for a single token.
   void forward(Session& session, std::span<const int32_t> ids, Want want, const LogitsSink& sink);
   /// forward of ids with the last token's logits; the view is valid until the next call.
   std::span<const float> forward(Session& session, std::span<const int32_t> ids);
+
+  /// From now on tokens leave inactive inputs out; nullopt: dense again. Throws Error when the thresholds are not this
+  /// model's. Clears the counts.
+  void set_sparsity(std::optional<SparsityOptions> options);
+  const SparsityCounts& sparsity_counts() const;
+
+  /// Sees the inputs of every group before anything is left out. x: [M, K], rows K floats apart, the first at
+  /// `position`. Of the last layer's attn_out, ffn_in and ffn_down only the wanted tokens come.
+  using Observer =
+      std::function<void(int64_t layer, Input input, const float* x, int64_t M, int64_t K, int64_t position)>;
+  void set_observer(Observer observer);
+  /// What the first layer reads: x: [ids, n_embd], the first id at `position`.
+  void embed(std::span<const int32_t> ids, int64_t position, float* x);
 
   int64_t weight_bytes() const;    // read for one token, output head included
   int64_t prepared_bytes() const;  // copies made by prepare

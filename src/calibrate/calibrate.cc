@@ -1,0 +1,182 @@
+#include "calibrate/calibrate.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "calibrate/sensitivity.h"
+#include "core/error.h"
+#include "core/progress.h"
+#include "model/block.h"
+
+namespace lacuna::calibrate {
+namespace {
+
+using model::Criterion;
+using model::kInputs;
+using model::Mode;
+using model::PerInput;
+
+using Shares = std::vector<std::array<double, kInputs>>;  // [layers]
+
+/// Shares by level and layer of the search inside each block, whose inputs are the dense model's.
+std::vector<std::vector<Shares>> search_all(model::Decoder& decoder, const io::Checkpoint& checkpoint,
+                                            std::span<const int32_t> ids, const Statistics& statistics,
+                                            const ColumnNorms& norms, const CalibrateOptions& options) {
+  const model::Config& config = decoder.config();
+  const int64_t window = options.search_window, tokens = options.search_windows * window;
+  std::vector<float> x(static_cast<size_t>(tokens * config.n_embd));
+  for (int64_t w = 0; w < options.search_windows; ++w)
+    decoder.embed(ids.subspan(size_t(w * window), size_t(window)), 0, x.data() + w * window * config.n_embd);
+  std::vector<std::vector<Shares>> out(options.criteria.size(),
+                                       std::vector<Shares>(options.levels.size(), Shares(size_t(config.n_layers))));
+  std::optional<Progress> progress;
+  if (options.progress) progress.emplace("Search", config.n_layers * int64_t(options.criteria.size()), "blocks");
+  for (int64_t layer = 0; layer < config.n_layers; ++layer) {
+    model::Block block(checkpoint, config, layer, options.search_windows, window, decoder.pool());
+    for (size_t c = 0; c < options.criteria.size(); ++c) {
+      const bool wina = options.criteria[c] == Criterion::wina;
+      const auto path = search_block(block, x.data(), statistics.of(options.criteria[c])[size_t(layer)],
+                                     wina ? &norms[size_t(layer)] : nullptr, options.levels.back(), options.search);
+      for (size_t i = 0; i < options.levels.size(); ++i)
+        out[c][i][size_t(layer)] = point_at(path, options.levels[i]).share;
+      if (progress) progress->add(1);
+    }
+    model::Block::Pass dense;
+    block.run(x.data(), {}, 0, dense);
+    x = dense.out;
+  }
+  return out;
+}
+
+PerInput quantiles(const Shares& shares, const std::vector<std::array<Histogram, kInputs>>& sizes) {
+  PerInput t(shares.size());
+  for (size_t l = 0; l < shares.size(); ++l)
+    for (size_t i = 0; i < size_t(kInputs); ++i) t[l][i] = sizes[l][i].quantile(shares[l][i]);
+  return t;
+}
+
+PerInput below(const PerInput& t, const std::vector<std::array<Histogram, kInputs>>& sizes) {
+  PerInput out(t.size());
+  for (size_t l = 0; l < t.size(); ++l)
+    for (size_t i = 0; i < size_t(kInputs); ++i) out[l][i] = float(sizes[l][i].share_below(t[l][i]));
+  return out;
+}
+
+bool asked(const CalibrateOptions& options, Mode mode) {
+  return std::find(options.modes.begin(), options.modes.end(), mode) != options.modes.end();
+}
+
+void check(const CalibrateOptions& options, const model::Config& config, int64_t available) {
+  if (options.modes.empty() || options.criteria.empty() || options.levels.empty())
+    throw Error("calibration needs at least one mode, one criterion and one level");
+  for (size_t i = 0; i < options.levels.size(); ++i)
+    if (!(options.levels[i] > 0 && options.levels[i] < 1) || (i > 0 && options.levels[i] <= options.levels[i - 1]))
+      throw Error("levels of activation sparsity must ascend between 0 and 1, got {}", options.levels[i]);
+  if (options.ctx < 1 || options.ctx > config.n_ctx)
+    throw Error("calibration with windows of {} tokens; this model takes 1 to {}", options.ctx, config.n_ctx);
+  const int64_t searched = options.search_windows * options.search_window;
+  int64_t needed = options.skipped + 1;
+  if (asked(options, Mode::greedy)) needed = std::max(needed, searched);
+  if (asked(options, Mode::layered)) needed = std::max(needed, searched + options.sensitivity_tokens);
+  if (available < needed)
+    throw Error("calibration needs {} tokens, the text has {}; take a longer text or fewer tokens", needed, available);
+}
+
+}  // namespace
+
+Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint, std::span<const int32_t> ids,
+                      const std::string& text_sha256, const CalibrateOptions& options) {
+  const model::Config& config = decoder.config();
+  check(options, config, int64_t(ids.size()));
+  Calibration out;
+  model::ThresholdSet& set = out.set;
+  if (std::find(options.criteria.begin(), options.criteria.end(), Criterion::wina) != options.criteria.end()) {
+    set.norms.resize(size_t(config.n_layers));
+    for (int64_t layer = 0; layer < config.n_layers; ++layer)
+      for (int64_t i = 0; i < kInputs; ++i)
+        set.norms[size_t(layer)][size_t(i)] =
+            model::column_norms(checkpoint, config, layer, model::Input(i), decoder.pool());
+  }
+  out.statistics = collect_statistics(decoder, ids.first(std::min(ids.size(), size_t(options.tokens))), set.norms,
+                                      {options.ctx, options.skipped, options.progress});
+
+  set.widths = input_widths(config);
+  set.n_layers = config.n_layers;
+  set.levels = options.levels;
+  set.text_sha256 = text_sha256;
+  set.tokens = out.statistics.tokens;
+  set.ctx = options.ctx;
+  set.skipped = options.skipped;
+  const auto add = [&](Mode mode, Criterion criterion, const std::vector<Shares>& shares) {
+    model::ThresholdSet::Entry& entry = set.entries.emplace_back();
+    entry.mode = mode;
+    entry.criterion = criterion;
+    for (const Shares& level : shares) {
+      entry.t.push_back(quantiles(level, out.statistics.of(criterion)));
+      entry.realised.push_back(below(entry.t.back(), out.statistics.of(criterion)));
+    }
+  };
+  if (asked(options, Mode::uniform)) {
+    for (const Criterion criterion : options.criteria) {
+      std::vector<Shares> shares;
+      for (const double level : options.levels) {
+        std::array<double, kInputs> same;
+        same.fill(level);
+        shares.push_back(Shares(size_t(config.n_layers), same));
+      }
+      add(Mode::uniform, criterion, shares);
+    }
+  }
+  if (asked(options, Mode::greedy)) {
+    const auto shares = search_all(decoder, checkpoint, ids, out.statistics, set.norms, options);
+    for (size_t c = 0; c < options.criteria.size(); ++c) add(Mode::greedy, options.criteria[c], shares[c]);
+  }
+  if (asked(options, Mode::layered)) {
+    const auto part =
+        ids.subspan(size_t(options.search_windows * options.search_window), size_t(options.sensitivity_tokens));
+    decoder.set_sparsity(std::nullopt);
+    for (const Criterion criterion : options.criteria) {
+      constexpr double kMeasuredAt = 0.65;  // large enough to stand out of the rounding of activations
+      std::array<double, kInputs> same;
+      same.fill(kMeasuredAt);
+      model::Thresholds at;
+      at.criterion = criterion;
+      at.t = quantiles(Shares(size_t(config.n_layers), same), out.statistics.of(criterion));
+      if (criterion == Criterion::wina) at.norms = set.norms;
+      const auto divergence = measure_sensitivity(decoder, part, at, options.skipped, options.progress);
+      std::vector<Shares> shares;
+      for (const double level : options.levels)
+        shares.push_back(
+            allocate(divergence, at.t, out.statistics.of(criterion), decoder.sparsity_counts().bytes, level));
+      add(Mode::layered, criterion, shares);
+    }
+  }
+  decoder.set_sparsity(std::nullopt);
+  return out;
+}
+
+PerInput shares_below(const PerInput& t, const Statistics& statistics, Criterion criterion) {
+  return below(t, statistics.of(criterion));
+}
+
+double layer_share(const std::array<float, kInputs>& share, const std::array<int64_t, kInputs>& bytes) {
+  double skipped = 0, all = 0;
+  for (size_t i = 0; i < size_t(kInputs); ++i) {
+    skipped += double(share[i]) * double(bytes[i]);
+    all += double(bytes[i]);
+  }
+  return all > 0 ? skipped / all : 0;
+}
+
+double model_share(const PerInput& share, const std::vector<std::array<int64_t, kInputs>>& bytes) {
+  double skipped = 0, all = 0;
+  for (size_t l = 0; l < share.size(); ++l) {
+    double size = 0;
+    for (const int64_t part : bytes[l]) size += double(part);
+    skipped += layer_share(share[l], bytes[l]) * size;
+    all += size;
+  }
+  return all > 0 ? skipped / all : 0;
+}
+
+}  // namespace lacuna::calibrate

@@ -1,0 +1,47 @@
+// src/calibrate/calibrate.h - thresholds of activation sparsity from a calibration text (SpQt, section 3.2).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "calibrate/search.h"
+#include "calibrate/statistics.h"
+#include "io/checkpoint.h"
+#include "model/decoder.h"
+#include "model/sparsity.h"
+
+namespace lacuna::calibrate {
+
+struct CalibrateOptions {
+  std::vector<double> levels = {0.25, 0.4, 0.5, 0.65};
+  std::vector<model::Mode> modes = {model::Mode::uniform, model::Mode::greedy};
+  std::vector<model::Criterion> criteria = {model::Criterion::magnitude};
+  int64_t tokens = 8192;  // for the statistics
+  int64_t ctx = 2048;
+  int64_t skipped = 4;  // first positions of a window: dense in use, so not in the statistics
+  int64_t search_windows = 2, search_window = 256;  // tokens that the search sees, from the text's beginning
+  int64_t sensitivity_tokens = 256;                 // for mode layered, after those
+  SearchOptions search;
+  bool progress = true;
+};
+
+struct Calibration {
+  model::ThresholdSet set;
+  Statistics statistics;
+};
+
+/// ids: the calibration text. Throws Error when it has fewer tokens than the search needs; fewer than options.tokens
+/// are taken as they are (statistics.tokens tells).
+Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint, std::span<const int32_t> ids,
+                      const std::string& text_sha256, const CalibrateOptions& options);
+
+/// Share of inputs below the thresholds in another text: [layers][inputs].
+model::PerInput shares_below(const model::PerInput& t, const Statistics& statistics, model::Criterion criterion);
+
+/// Share of one layer's weight bytes that these shares leave unread, and of all layers'.
+double layer_share(const std::array<float, model::kInputs>& share, const std::array<int64_t, model::kInputs>& bytes);
+double model_share(const model::PerInput& share, const std::vector<std::array<int64_t, model::kInputs>>& bytes);
+
+}  // namespace lacuna::calibrate

@@ -1,0 +1,37 @@
+// src/calibrate/statistics.h - sizes of the inputs of a model's layers, from running a text through it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "calibrate/histogram.h"
+#include "model/decoder.h"
+
+namespace lacuna::calibrate {
+
+using ColumnNorms = std::vector<std::array<std::vector<float>, model::kInputs>>;  // [layers][inputs][K]
+
+struct Statistics {
+  /// [layers][inputs]: |x|, and |x| times the column's norm where norms were given.
+  std::vector<std::array<Histogram, model::kInputs>> magnitude, wina;
+  int64_t tokens = 0;  // in the histograms
+
+  const std::vector<std::array<Histogram, model::kInputs>>& of(model::Criterion criterion) const {
+    return criterion == model::Criterion::magnitude ? magnitude : wina;
+  }
+};
+
+struct StatisticsOptions {
+  int64_t ctx = 2048;
+  int64_t skipped = 4;  // first positions of each window, which run dense
+  bool progress = true;
+};
+
+/// Runs ids in windows of ctx tokens through the dense model (the last window may be short). norms: empty, or of every
+/// layer. Throws Error naming layer, input and position of a value that is not finite.
+Statistics collect_statistics(model::Decoder& decoder, std::span<const int32_t> ids, const ColumnNorms& norms,
+                              const StatisticsOptions& options);
+
+}  // namespace lacuna::calibrate

@@ -1,0 +1,89 @@
+#include "cli/sparsity.h"
+
+#include <cmath>
+#include <filesystem>
+
+#include "core/error.h"
+#include "io/gguf_metadata.h"
+
+namespace lacuna::cli {
+
+void add_sparsity(CLI::App& command, SparsityFlags& flags) {
+  constexpr const char* kGroup = "Activation sparsity";
+  const auto parse = [&flags](const std::string& text) {
+    double value = 0;
+    if (!CLI::detail::lexical_cast(text, value) || !(value >= 0 && value < 100))
+      throw CLI::ValidationError("--act-sparsity", text + " is not a share from 0 to 1 nor a percentage below 100");
+    flags.act_sparsity = value < 1 ? value : value / 100;
+  };
+  CLI::Option* sparsity =
+      command
+          .add_option_function<std::string>(
+              "--act-sparsity", parse,
+              "share of each layer's inputs to skip, 0.5 or 50 (percent); needs thresholds (see `lacuna calibrate`); "
+              "0: dense")
+          ->default_str("0")
+          ->type_name("S")
+          ->group(kGroup);
+  command
+      .add_option("--act-mode", flags.mode,
+                  "how the share is spread: uniform, greedy or layered; default: the best one that is stored")
+      ->check(CLI::IsMember({"uniform", "greedy", "layered"}))
+      ->type_name("MODE")
+      ->group(kGroup);
+  command
+      .add_option("--criterion", flags.criterion,
+                  "what makes an input small: its magnitude, or times its column's norm (wina)")
+      ->check(CLI::IsMember({"magnitude", "wina"}))
+      ->capture_default_str()
+      ->type_name("NAME")
+      ->group(kGroup);
+  command
+      .add_option("--thresholds", flags.thresholds,
+                  "file of thresholds; default: MODEL.thresholds.gguf where it exists, else the model's own")
+      ->type_name("FILE")
+      ->group(kGroup);
+  command.add_option("--dense-prefix", flags.dense_prefix, "first positions that never skip anything")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+      ->capture_default_str()
+      ->type_name("P")
+      ->group(kGroup);
+  command.add_flag("--dense", flags.dense, "skip nothing, whatever thresholds there are (the default)")
+      ->excludes(sparsity)
+      ->group(kGroup);
+}
+
+std::string side_file(const std::string& model) {
+  std::filesystem::path path = std::filesystem::path(model).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();  // a folder written with a slash
+  if (path.extension() == ".gguf") path.replace_extension();
+  return path.string() + ".thresholds.gguf";
+}
+
+model::ThresholdSet load_thresholds(const LoadedModel& model, const std::string& path, const SparsityFlags& flags) {
+  std::string from = flags.thresholds;
+  if (from.empty() && std::filesystem::exists(side_file(path))) from = side_file(path);
+  const auto set = from.empty() ? model::ThresholdSet::read(model.checkpoint.metadata(), path)
+                                : model::ThresholdSet::read(io::read_gguf_metadata(from), from);
+  if (from.empty()) from = path;
+  if (!set)
+    throw Error(
+        "{}: holds no thresholds of activation sparsity, so only dense can run; make them with `lacuna calibrate {} "
+        "--text FILE`",
+        from, path);
+  set->check_fits(model.decoder->config(), from);
+  return *set;
+}
+
+std::optional<model::Thresholds> apply_sparsity(const LoadedModel& model, const std::string& path,
+                                                const SparsityFlags& flags, bool mask_batches) {
+  if (!flags.sparse()) return std::nullopt;
+  const model::ThresholdSet set = load_thresholds(model, path, flags);
+  const auto mode = flags.mode.empty() ? std::nullopt : std::optional(model::mode_named(flags.mode));
+  model::Thresholds thresholds = set.select(flags.act_sparsity, mode, model::criterion_named(flags.criterion),
+                                            flags.thresholds.empty() ? path : flags.thresholds);
+  model.decoder->set_sparsity(model::SparsityOptions{thresholds, flags.dense_prefix, mask_batches});
+  return thresholds;
+}
+
+}  // namespace lacuna::cli

@@ -1,0 +1,35 @@
+// src/cli/sparsity.h - the flags of activation sparsity that run, perplexity and bench share.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "cli/command.h"
+#include "model/sparsity.h"
+
+namespace lacuna::cli {
+
+struct SparsityFlags {
+  double act_sparsity = 0;  // a share; 0: dense
+  std::string mode, criterion = "magnitude", thresholds;
+  int64_t dense_prefix = 4;
+  bool dense = false;
+
+  bool sparse() const { return act_sparsity > 0; }
+};
+
+/// Adds --act-sparsity, --act-mode, --criterion, --thresholds, --dense-prefix, --dense.
+void add_sparsity(CLI::App& command, SparsityFlags& flags);
+
+/// MODEL.thresholds.gguf beside the model.
+std::string side_file(const std::string& model);
+
+/// The thresholds of --thresholds, else of the side file where there is one, else of the model's own metadata. Throws
+/// Error when there are none or they are of another model.
+model::ThresholdSet load_thresholds(const LoadedModel& model, const std::string& path, const SparsityFlags& flags);
+
+/// Makes the decoder sparse as the flags say; nothing where they say dense. Returns what was chosen.
+std::optional<model::Thresholds> apply_sparsity(const LoadedModel& model, const std::string& path,
+                                                const SparsityFlags& flags, bool mask_batches);
+
+}  // namespace lacuna::cli
