@@ -12,6 +12,7 @@
 #include <filesystem>
 
 #include "cli/command.h"
+#include "cli/sparsity.h"
 #include "core/error.h"
 #include "eval/bandwidth.h"
 #include "model/synth.h"
@@ -22,7 +23,7 @@ namespace {
 struct Options : Common {
   std::string model, synthetic, layout = "q4_K", head_layout = "q6_K", scratch, kv = "f16", prepare = "auto";
   std::vector<std::string> what = {"linear", "decode", "prefill"};
-  double act_sparsity = 0;
+  SparsityFlags sparsity;
   int runs = 10;
   int64_t prompt = 512, gen = 128, context = 0, tokens = 1, n_layers = 0;
   uint64_t seed = 0;
@@ -74,7 +75,7 @@ class Report {
                 {"what", row.what},
                 {"shape", shape_},
                 {"layout", row.layout},
-                {"act_sparsity", options_.act_sparsity},
+                {"act_sparsity", row.act_sparsity},
                 {"device", options_.device},
                 {"threads", options_.threads},
                 {"median_ms", row.median_ms},
@@ -137,9 +138,9 @@ bool asked(const Options& options, const char* name) {
 
 int bench(const Options& options) {
   check_common(options);
-  if (options.act_sparsity != 0)
-    throw Error("--act-sparsity {}: no sparse kernels exist for this model's layouts; only 0 (dense) can be timed",
-                options.act_sparsity);
+  if (options.sparsity.sparse() && options.what != std::vector<std::string>{"decode"})
+    throw Error(
+        "--act-sparsity is of decoding: a prompt runs dense, and single layers have no thresholds; add --what decode");
   if (options.synthetic.empty()) io::Checkpoint::open(options.model);  // what cannot be opened fails before the clock
   const double ceiling = measure_ceiling(options.threads);
   std::optional<SyntheticFile> synthetic;
@@ -158,6 +159,7 @@ int bench(const Options& options) {
   if (asked(options, "decode") || asked(options, "prefill")) {
     const LoadedModel model = load_model(path, options, wanted.prepare);
     const kernels::KvType kv = parse_kv(options.kv);
+    apply_sparsity(model, path, options.sparsity, true);  // the check compares a batch with single tokens
     if (asked(options, "prefill"))
       report.add(eval::bench_prefill(*model.decoder, model.checkpoint, options.prompt, kv, wanted), model.load_s);
     if (asked(options, "decode"))
@@ -223,11 +225,8 @@ Action add_bench(CLI::App& program) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str()
       ->type_name("M");
-  command->add_option("--act-sparsity", options->act_sparsity, "share of activations to skip; only 0 for dense layouts")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str()
-      ->type_name("S");
   add_kv(*command, options->kv);
+  add_sparsity(*command, options->sparsity);
   command
       ->add_option("--prepare", options->prepare,
                    "auto: repack weights where that is faster; in_place: read them from the mapped file")

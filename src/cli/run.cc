@@ -11,6 +11,7 @@
 #include "cli/chat.h"
 #include "cli/command.h"
 #include "cli/generate.h"
+#include "cli/sparsity.h"
 #include "core/error.h"
 
 namespace lacuna::cli {
@@ -24,7 +25,7 @@ struct Options : Common {
   std::vector<int32_t> prompt_ids;
   int64_t tokens = 0, ctx = 0;
   model::SamplerOptions sampler;
-  double act_sparsity = 0;
+  SparsityFlags sparsity;
   bool chat = false, raw = false, special = false, no_bos = false, ignore_end = false, explain = false;
   // Which of them were given.
   bool has_prompt = false, has_file = false, has_ids = false, has_tokens = false;
@@ -38,14 +39,14 @@ void print_statistics(const Generation& result, double load_s) {
       human_bytes(peak_memory_bytes()));
 }
 
-Json result_json(const Generation& result, const std::vector<int32_t>& prompt_ids, double load_s) {
+Json result_json(const Generation& result, const std::vector<int32_t>& prompt_ids, double load_s, double act_sparsity) {
   return {{"text", result.text},
           {"prompt_ids", prompt_ids},
           {"ids", result.ids},
           {"load_s", load_s},
           {"prefill_tok_s", result.prefill_tok_s()},
           {"decode_tok_s", result.decode_tok_s()},
-          {"act_sparsity", 0.0},
+          {"act_sparsity", act_sparsity},
           {"stop", name_of(result.stop)},
           {"peak_memory_bytes", peak_memory_bytes()}};
 }
@@ -101,9 +102,6 @@ void warn_of_lacking_markers(const ChatTemplate& style, const Tokenizer& tokeniz
 
 int run(const Options& options) {
   check_common(options);
-  if (options.act_sparsity != 0)
-    throw Error("--act-sparsity {}: {} holds no activation thresholds, so only 0 (dense) can run", options.act_sparsity,
-                options.model);
   const bool has_prompt = options.has_prompt || options.has_file || options.has_ids;
   const bool chat = options.chat || (!has_prompt && !options.raw && ::isatty(STDIN_FILENO) == 1);
   if (!has_prompt && !chat) throw Error("no prompt: give -p TEXT, -f FILE, or --chat to talk with the model");
@@ -117,6 +115,12 @@ int run(const Options& options) {
                                  options.prepare == "auto" ? kernels::Prepare::automatic : kernels::Prepare::in_place);
   if (InterruptGuard::interrupted()) return 130;
   if (options.explain) fmt::print(stderr, "{}\n", model.decoder->explain());
+  if (const auto thresholds = apply_sparsity(model, options.model, options.sparsity, false);
+      thresholds && !options.json)
+    spdlog::info(
+        "each token skips about {:.0f}% of the layers' inputs ({}, {}), the first {} positions and the prompt none",
+        100 * thresholds->level, name_of(thresholds->mode), name_of(thresholds->criterion),
+        options.sparsity.dense_prefix);
   const int64_t model_ctx = model.decoder->config().n_ctx;
   Sequence sequence(*model.decoder, options.ctx > 0 ? options.ctx : std::min(model_ctx, kDefaultContext),
                     parse_kv(options.kv));
@@ -149,7 +153,7 @@ int run(const Options& options) {
   }
 
   if (options.json)
-    print_json(result_json(result, prompt_ids, model.load_s));
+    print_json(result_json(result, prompt_ids, model.load_s, model.decoder->sparsity_counts().share()));
   else
     print("\n");
   if (result.stop == Stop::context_full)
@@ -252,12 +256,7 @@ Action add_run(CLI::App& program) {
       ->capture_default_str()
       ->type_name("C");
   add_kv(*command, options->kv);
-  command
-      ->add_option("--act-sparsity", options->act_sparsity,
-                   "share of activations to skip; needs a model with thresholds, else only 0")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str()
-      ->type_name("S");
+  add_sparsity(*command, options->sparsity);
   command
       ->add_option(
           "--prepare", options->prepare,

@@ -33,9 +33,8 @@ void add_sparsity(CLI::App& command, SparsityFlags& flags) {
       ->group(kGroup);
   command
       .add_option("--criterion", flags.criterion,
-                  "what makes an input small: its magnitude, or times its column's norm (wina)")
+                  "what makes an input small: its magnitude, or times its column's norm (wina); default: magnitude")
       ->check(CLI::IsMember({"magnitude", "wina"}))
-      ->capture_default_str()
       ->type_name("NAME")
       ->group(kGroup);
   command
@@ -80,7 +79,7 @@ std::optional<model::Thresholds> apply_sparsity(const LoadedModel& model, const 
   if (!flags.sparse()) return std::nullopt;
   const model::ThresholdSet set = load_thresholds(model, path, flags);
   const auto mode = flags.mode.empty() ? std::nullopt : std::optional(model::mode_named(flags.mode));
-  model::Thresholds thresholds = set.select(flags.act_sparsity, mode, model::criterion_named(flags.criterion),
+  model::Thresholds thresholds = set.select(flags.act_sparsity, mode, flags.criterion_or_default(),
                                             flags.thresholds.empty() ? path : flags.thresholds);
   model.decoder->set_sparsity(model::SparsityOptions{thresholds, flags.dense_prefix, mask_batches});
   return thresholds;

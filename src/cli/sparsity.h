@@ -10,11 +10,14 @@
 namespace lacuna::cli {
 
 struct SparsityFlags {
-  double act_sparsity = 0;  // a share; 0: dense
-  std::string mode, criterion = "magnitude", thresholds;
+  double act_sparsity = 0;                  // a share; 0: dense
+  std::string mode, criterion, thresholds;  // empty: the default
   int64_t dense_prefix = 4;
   bool dense = false;
 
+  model::Criterion criterion_or_default() const {
+    return criterion.empty() ? model::Criterion::magnitude : model::criterion_named(criterion);
+  }
   bool sparse() const { return act_sparsity > 0; }
 };
 

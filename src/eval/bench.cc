@@ -308,7 +308,14 @@ BenchRow bench_decode(model::Decoder& decoder, const io::Checkpoint& checkpoint,
 
   model::Session session(decoder, depth + tokens, kv);
   if (depth > 0) decoder.forward(session, random_ids(depth, config.n_vocab, 2), model::Decoder::Want::none, {});
-  const std::vector<int32_t> ids = random_ids(tokens, config.n_vocab, 3);
+  std::vector<int32_t> ids = random_ids(tokens, config.n_vocab, 3);
+  const bool sparse = decoder.sparsity_counts().tokens > 0;  // the check above ran some
+  if (sparse) {
+    for (int64_t t = 0; t + 1 < tokens; ++t) {
+      const std::span<const float> logits = decoder.forward(session, std::span(ids).subspan(size_t(t), 1));
+      ids[size_t(t + 1)] = int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    }
+  }
   std::vector<double> times;
   for (int run = -1; run < options.runs; ++run) {
     session.truncate(depth);
@@ -319,6 +326,13 @@ BenchRow bench_decode(model::Decoder& decoder, const io::Checkpoint& checkpoint,
   }
   set_times(row, std::move(times));
   row.tok_s = 1e3 / row.median_ms;
+  if (sparse) {
+    row.act_sparsity = decoder.sparsity_counts().share();
+    double layers = 0;
+    for (const auto& layer : decoder.sparsity_counts().bytes)
+      for (const int64_t part : layer) layers += double(part);
+    row.bytes -= int64_t(row.act_sparsity * layers);
+  }
   return row;
 }
 

@@ -25,6 +25,7 @@ struct BenchRow {
   bool checked = false;
   double deviation = 0;          // found by the check: root mean square error over root mean square of the reference
   int64_t m = 1, n = 0, k = 0;   // rows of a product; n, k 0: several shapes
+  double act_sparsity = 0;       // realised, by weight bytes
   std::optional<double> tflops;  // dense-equivalent, for M > 1
 
   double gb_s() const { return median_ms > 0 ? double(bytes) / median_ms / 1e6 : 0; }
@@ -44,7 +45,9 @@ std::vector<BenchRow> bench_linear(const io::Checkpoint& checkpoint, ThreadPool&
 std::vector<BenchRow> bench_gemm(const io::Checkpoint& checkpoint, ThreadPool& pool, int64_t m,
                                  const BenchOptions& options);
 
-/// Generation of `tokens` random ids one by one after `depth` others; the time is that of one token.
+/// Generation of `tokens` ids one by one after `depth` others; the time is that of one token. They are random, unless
+/// the decoder is sparse: then they are what the model itself says after a random first one, so that the active inputs
+/// are those of text.
 BenchRow bench_decode(model::Decoder& decoder, const io::Checkpoint& checkpoint, int64_t tokens, int64_t depth,
                       kernels::KvType kv, const BenchOptions& options);
 
