@@ -109,6 +109,7 @@ struct Decoder::Impl {
   std::optional<SparsityOptions> sparsity;
   SparsityCounts counts;
   Observer observer;
+  bool one_token = false;  // what forward runs; rows of the last layer may be fewer than its tokens
 
   // Workspace: rows of kBatch tokens.
   HugeBuffer workspace;
@@ -245,7 +246,7 @@ void Decoder::Impl::run_group(int64_t index, Input input, LinearGroup& group, co
   const int64_t K = input_widths(config)[i];
   if (observer) observer(index, input, in, M, K, position);
   Activation rows{in, M, K};
-  if (sparsity && (M == 1 || sparsity->mask_batches) && position + M > sparsity->dense_prefix) {
+  if (sparsity && (one_token || sparsity->mask_batches) && position + M > sparsity->dense_prefix) {
     const Thresholds& thresholds = sparsity->thresholds;
     const float t = thresholds.t[size_t(index)][i];
     const float* norms = thresholds.norms.empty() ? nullptr : thresholds.norms[size_t(index)][i].data();
@@ -398,6 +399,7 @@ void Decoder::Impl::forward(Session& session, std::span<const int32_t> ids, Want
     if (id < 0 || id >= config.n_vocab)
       throw Error("token id {} is outside the model's vocabulary of {}", id, config.n_vocab);
 
+  one_token = total == 1;
   for (int64_t first = 0; first < total; first += kBatch) {
     const int64_t M = std::min(kBatch, total - first);
     const bool last_batch = first + M == total;

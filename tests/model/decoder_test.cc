@@ -47,8 +47,17 @@ struct Model {
 };
 
 TEST(Decoder, OneTokenAllocatesNothing) {
-  for (const char* path : {"text_model", "hf/qwen3", "hf/opt"}) {
+  for (const auto& [path, sparse] : {std::pair{"text_model", false},
+                                     {"hf/qwen3", false},
+                                     {"hf/opt", false},
+                                     {"text_model", true},
+                                     {"hf/opt_post_norm_projected", true}}) {
     Model model(test::fixture(path));
+    if (sparse) {
+      Thresholds thresholds;
+      thresholds.t.assign(size_t(model.decoder->config().n_layers), {0.5f, 0.5f, 0.5f, 0.5f});
+      model.decoder->set_sparsity(SparsityOptions{thresholds, 4, false});
+    }
     Session session(*model.decoder, model.decoder->config().n_ctx);
     Sampler sampler({}, model.decoder->config().n_vocab);
     int32_t id = 3;
@@ -62,6 +71,7 @@ TEST(Decoder, OneTokenAllocatesNothing) {
     const int64_t before = allocations.load();
     while (session.length() < session.capacity()) step();
     EXPECT_EQ(allocations.load() - before, 0) << path;
+    EXPECT_EQ(model.decoder->sparsity_counts().share() > 0.01, sparse) << path;
   }
   const int64_t before = allocations.load();
   const auto kept = std::make_unique<std::vector<int>>(100);
