@@ -84,7 +84,7 @@ void Checkpoint::Data::read_gguf() {
     const layout::Layout* layout = layout::find_ggml_type(tensor.type);
     if (layout == nullptr)
       throw Error("{}: tensor {}: type {} is no weight; known are {}, and I8 where {} describes it", path, tensor.name,
-                  ggml_type_name(tensor.type), layout::known_names(), kManifestKey);
+                  ggml_type_name(tensor.type), layout::known_row_names(), kManifestKey);
     const layout::Shape shape = fold(tensor.dims);
     add(std::move(tensor.name), *layout, std::move(tensor.dims), shape, tensor.bytes);
   }

@@ -27,6 +27,7 @@ struct Tensor {
   layout::Shape shape;               // [N, K] of a matrix; dims beyond two are folded into N
   std::vector<int64_t> dims;         // as in the file, slowest first (GGUF's ne reversed)
   std::span<const std::byte> bytes;  // canonical bytes, valid as long as the Checkpoint
+  layout::Params params = {};        // of the layout, from lacuna.manifest
 };
 
 enum class Source : uint8_t { gguf, huggingface };

@@ -10,6 +10,7 @@
 #include "core/mapped_file.h"
 #include "core/progress.h"
 #include "io/gguf_writer.h"
+#include "io/manifest.h"
 #include "layout/fallback.h"
 
 namespace lacuna::io {
@@ -23,8 +24,8 @@ constexpr double kHeadBits = 6.5;  // a head below q6_K costs more quality than 
 
 bool is_matrix(const Tensor& tensor) { return tensor.dims.size() >= 2 && tensor.name.ends_with(".weight"); }
 
-/// GGUF's general.file_type for a file of mostly this layout (llama.cpp's numbering).
-uint32_t file_type(layout::Id id) {
+/// GGUF's general.file_type for a file of mostly this layout (llama.cpp's numbering); it has none for zigzag layouts.
+std::optional<uint32_t> file_type(layout::Id id) {
   switch (id) {
     case layout::Id::f32:
       return 0;
@@ -52,8 +53,9 @@ uint32_t file_type(layout::Id id) {
       return 16;
     case layout::Id::q6_K:
       return 18;
+    default:
+      return std::nullopt;
   }
-  return 0;
 }
 
 layout::Id wanted_layout(const Checkpoint& source, const Tensor& tensor, const QuantizeOptions& options) {
@@ -96,13 +98,13 @@ std::vector<float> llama3_rope_factors(const Checkpoint& source) {
 Metadata output_metadata(const Checkpoint& source, const QuantizeOptions& options, bool rope_as_tensor) {
   Metadata out;
   for (const auto& [key, value] : source.metadata().entries())
-    if (!key.starts_with("split.") && !key.starts_with("quantize.") && key != "lacuna.manifest" &&
-        !(rope_as_tensor && key.starts_with(source.architecture() + ".rope.scaling.")))
+    if (!key.starts_with("split.") && !key.starts_with("quantize.") && key != kManifestKey &&
+        key != "general.file_type" && !(rope_as_tensor && key.starts_with(source.architecture() + ".rope.scaling.")))
       out.set(key, value);
   if (source.vocabulary().model != Vocabulary::Model::none && !out.contains("tokenizer.ggml.model"))
     vocabulary_to_metadata(source.vocabulary(), out);
   out.set("general.quantization_version", uint32_t{2});
-  out.set("general.file_type", file_type(options.layout));
+  if (const auto type = file_type(options.layout)) out.set("general.file_type", *type);
   return out;
 }
 

@@ -23,19 +23,32 @@
 #include "layout/q5_K.h"
 #include "layout/q6_K.h"
 #include "layout/q8_0.h"
+#include "layout/zigzag.h"
 
 namespace lacuna::layout {
 
 namespace {
 
-int64_t size_bytes(const Layout& layout, Shape shape) {
+void check_not_negative(Shape shape) {
   if (shape.N < 0 || shape.K < 0)
     throw Error("the shape is [{}, {}], but neither number may be negative; the file is damaged", shape.N, shape.K);
+}
+
+int64_t size_bytes(const Layout& layout, Shape shape) {
+  check_not_negative(shape);
   if (shape.K % layout.block_cols != 0)
     throw Error("K = {}, but {} needs a multiple of {}; store it as {} instead", shape.K, layout.name,
                 layout.block_cols, get(fitting_layout(layout.id, shape.K)).name);
   const auto row = checked_mul(shape.K / layout.block_cols, layout.block_bytes);
   const auto size = row ? checked_mul(*row, shape.N) : row;
+  if (!size) throw Error("[{}, {}] in {} is more than 2^63 bytes; the file is damaged", shape.N, shape.K, layout.name);
+  return *size;
+}
+
+int64_t zigzag_size_bytes(const Layout& layout, Shape shape) {
+  check_not_negative(shape);
+  const auto row = checked_mul(shape.K, layout.block_bytes);
+  const auto size = row ? checked_mul(*row, super_rows(shape.N)) : row;
   if (!size) throw Error("[{}, {}] in {} is more than 2^63 bytes; the file is damaged", shape.N, shape.K, layout.name);
   return *size;
 }
@@ -145,6 +158,19 @@ constexpr Layout block_layout(Id id, std::string_view name, int ggml_type) {
           first_bad_block_row<Block>};
 }
 
+constexpr Layout zigzag_layout(Id id, std::string_view name, int64_t superblock_bytes) {
+  return {.id = id,
+          .name = name,
+          .ggml_type = -1,
+          .block_cols = 1,
+          .block_bytes = superblock_bytes,
+          .size_bytes = zigzag_size_bytes,
+          .encode_row = nullptr,
+          .decode_row = nullptr,
+          .first_bad_row = nullptr,
+          .zigzag = true};
+}
+
 constexpr std::array kLayouts = {
     Layout{Id::f32, "f32", 0, 1, 4, size_bytes, encode_float_row<encode_f32>, decode_float_row<decode_f32>,
            first_bad_float_row<is_finite_f32>},
@@ -162,19 +188,33 @@ constexpr std::array kLayouts = {
     block_layout<Q4KBlock>(Id::q4_K, "q4_K", 12),
     block_layout<Q5KBlock>(Id::q5_K, "q5_K", 13),
     block_layout<Q6KBlock>(Id::q6_K, "q6_K", 14),
+    zigzag_layout(Id::zz2_k, "zz2_k", sizeof(Q2KBlock)),
+    zigzag_layout(Id::zz3_k, "zz3_k", sizeof(Q3KBlock)),
+    zigzag_layout(Id::zz4_k, "zz4_k", sizeof(Q4KBlock)),
+    zigzag_layout(Id::zz5_k, "zz5_k", sizeof(Q5KBlock)),
+    zigzag_layout(Id::zz6_k, "zz6_k", sizeof(Q6KBlock)),
+    zigzag_layout(Id::zz8, "zz8", 8 * sizeof(Q8_0Block)),
 };
+constexpr size_t kRowLayouts = size_t(Id::zz2_k);
 
 static_assert(
     [] {
       for (size_t i = 0; i < kLayouts.size(); ++i)
-        if (size_t(kLayouts[i].id) != i) return false;
+        if (size_t(kLayouts[i].id) != i || kLayouts[i].zigzag != (i >= kRowLayouts)) return false;
       return true;
     }(),
     "the table is in the order of Id");
 
+std::string joined_names(std::span<const Layout> layouts) {
+  std::string list;
+  for (const Layout& layout : layouts) list += (list.empty() ? "" : ", ") + std::string(layout.name);
+  return list;
+}
+
 }  // namespace
 
 std::span<const Layout> all() { return kLayouts; }
+std::span<const Layout> row_layouts() { return all().first(kRowLayouts); }
 
 const Layout& get(Id id) {
   assert(size_t(id) < kLayouts.size());
@@ -193,27 +233,38 @@ const Layout* find_ggml_type(int type) {
 }
 
 std::string_view known_names() {
-  static const std::string names = [] {
-    std::string list;
-    for (const Layout& layout : kLayouts) list += (list.empty() ? "" : ", ") + std::string(layout.name);
-    return list;
-  }();
+  static const std::string names = joined_names(all());
+  return names;
+}
+
+std::string_view known_row_names() {
+  static const std::string names = joined_names(row_layouts());
   return names;
 }
 
 void project_row(const Layout& layout, std::span<float> w, std::span<const float> importance) {
+  assert(!layout.zigzag);
   std::vector<std::byte> row(size_t(layout.size_bytes(layout, {1, int64_t(w.size())})));
   layout.encode_row(layout, w, importance, row);
   layout.decode_row(layout, row, w);
 }
 
 void decode_rows(const Layout& layout, Shape shape, std::span<const std::byte> bytes, int64_t row0, int64_t rows,
-                 float* out) {
+                 float* out, Params params) {
   assert(row0 >= 0 && rows >= 0 && row0 + rows <= shape.N);
-  assert(int64_t(bytes.size()) == size_bytes(layout, shape));
+  assert(int64_t(bytes.size()) == layout.size_bytes(layout, shape));
+  if (layout.zigzag) {
+    decode_zigzag(layout, shape, params, bytes, row0, rows, out);
+    return;
+  }
   const size_t stride = size_t(layout.row_bytes(shape.K)), K = size_t(shape.K);
   for (int64_t n = 0; n < rows; ++n)
     layout.decode_row(layout, bytes.subspan(size_t(row0 + n) * stride, stride), {out + size_t(n) * K, K});
+}
+
+int64_t first_bad_row(const Layout& layout, Shape shape, std::span<const std::byte> bytes, Params params) {
+  return layout.zigzag ? first_bad_zigzag_output(layout, shape, params, bytes)
+                       : layout.first_bad_row(layout, shape, bytes);
 }
 
 int64_t find_non_finite(std::span<const float> values) {

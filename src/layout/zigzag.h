@@ -20,7 +20,10 @@ namespace lacuna::layout {
 inline constexpr int64_t kSuperRows = 256;  // outputs of a superblock
 
 /// Superblock rows of a matrix: ceil(N / 256).
-constexpr int64_t super_rows(int64_t N) { return (N + kSuperRows - 1) / kSuperRows; }
+constexpr int64_t super_rows(int64_t N) { return N / kSuperRows + (N % kSuperRows != 0 ? 1 : 0); }
+
+/// The row layout whose block of 256 weights is a zigzag layout's superblock (zz8: whose eight blocks are).
+const Layout& superblock_layout(const Layout& zigzag);
 
 /// Where superblocks lie. All counts are in superblocks.
 struct ZigzagMap {
@@ -45,18 +48,29 @@ struct ZigzagMap {
 void check_zigzag_params(Params params);
 
 /// Encodes superblock row r from outputs [256 r, 256 r + rows): w: [rows, K], rows = min(256, N - 256 r). importance:
-/// [K] or empty; it weighs inputs, so within a column it changes nothing but a zero (any code will do). out: the whole
-/// matrix.
+/// [K] or empty, as for a row; it weighs inputs, of which a superblock has one, so it changes nothing. out: the whole
+/// matrix. Rows may be encoded in any order, also at the same time.
 void encode_zigzag(const Layout& layout, Shape shape, Params params, int64_t r, const float* w,
                    std::span<const float> importance, std::span<std::byte> out);
+
+/// The same for the columns [k0, k0 + cols) only: w: [rows, cols].
+void encode_zigzag_columns(const Layout& layout, Shape shape, Params params, int64_t r, int64_t k0, int64_t cols,
+                           const float* w, std::span<std::byte> out);
 
 /// Decodes outputs [row0, row0 + rows), any range, into out: [rows, K]. This function defines the layouts.
 void decode_zigzag(const Layout& layout, Shape shape, Params params, std::span<const std::byte> bytes, int64_t row0,
                    int64_t rows, float* out);
 
+/// The same for the columns [k0, k0 + cols) only: out: [rows, cols].
+void decode_zigzag_columns(const Layout& layout, Shape shape, Params params, std::span<const std::byte> bytes,
+                           int64_t row0, int64_t rows, int64_t k0, int64_t cols, float* out);
+
 /// Decodes one column's superblock row r: w: [256], zeros past N included.
 void decode_zigzag_superblock(const Layout& layout, Shape shape, Params params, std::span<const std::byte> bytes,
                               int64_t r, int64_t k, float* w);
+
+/// First output of the first superblock in `bytes` whose scales are not finite, or -1.
+int64_t first_bad_zigzag_output(const Layout& layout, Shape shape, Params params, std::span<const std::byte> bytes);
 
 /// The same weights under other params: a permutation of superblocks.
 void permute_zigzag(const Layout& layout, Shape shape, Params from, std::span<const std::byte> in, Params to,

@@ -210,7 +210,7 @@ class LinearKernels : public testing::TestWithParam<Isa> {};
 
 TEST_P(LinearKernels, EveryLayoutEveryShapeMatchesDouble) {
   const Isa isa = GetParam();
-  for (const layout::Layout& l : layout::all()) {
+  for (const layout::Layout& l : layout::row_layouts()) {
     for (const Prepare prepare : {Prepare::automatic, Prepare::in_place}) {
       for (const int64_t K : inputs_of(l)) {
         for (const int64_t N : {1, 3, 15, 16, 17, 64, 100}) {
@@ -227,7 +227,7 @@ TEST_P(LinearKernels, EveryLayoutEveryShapeMatchesDouble) {
 
 TEST_P(LinearKernels, LongRowsAndManyTokens) {
   const Isa isa = GetParam();
-  for (const layout::Layout& l : layout::all()) {
+  for (const layout::Layout& l : layout::row_layouts()) {
     const int64_t K = l.block_cols == 256 ? 4608 : 4544;
     const Weight w = random_weight(l.id, 33, K, 5);
     for (const int64_t M : {8, 12, 33, 131})
@@ -243,7 +243,7 @@ TEST_P(LinearKernels, NoRowOfTheTableIsLeftOut) {
   const cpu::LinearTable& table = cpu::linear_table(isa);
   ASSERT_GT(table.count, 0);
   std::set<std::string> ran;
-  for (const layout::Layout& l : layout::all()) {
+  for (const layout::Layout& l : layout::row_layouts()) {
     for (const Prepare prepare : {Prepare::automatic, Prepare::in_place}) {
       const Weight w = random_weight(l.id, 19, 256, 3);
       const auto group = cpu::make_linear_group(isa, {&w.view, 1}, pool(), prepare);
@@ -282,7 +282,7 @@ TEST_P(LinearKernels, MixedGroupSharesOneInput) {
 
 // RECIPES 16: sums past the range of f16; and alternating signs.
 TEST_P(LinearKernels, LargeInputs) {
-  for (const layout::Layout& l : layout::all()) {
+  for (const layout::Layout& l : layout::row_layouts()) {
     const Weight w = random_weight(l.id, 16, 256, 1);
     std::vector<float> x(512);
     for (size_t i = 0; i < 256; ++i) x[i] = i < 32 ? 4560.0f : 0.0f;
@@ -294,7 +294,7 @@ TEST_P(LinearKernels, LargeInputs) {
 
 // RECIPES 17: zero rows, zero tensors, denormal maximum.
 TEST_P(LinearKernels, ZerosAndDenormals) {
-  for (const layout::Layout& l : layout::all()) {
+  for (const layout::Layout& l : layout::row_layouts()) {
     for (const Prepare prepare : {Prepare::automatic, Prepare::in_place}) {
       Weight w = random_weight(l.id, 17, 256, 1);
       std::vector<float> x(3 * 256);
@@ -309,7 +309,7 @@ TEST_P(LinearKernels, ZerosAndDenormals) {
 }
 
 TEST_P(LinearKernels, NonFiniteInputsShow) {
-  for (const layout::Layout& l : layout::all()) {
+  for (const layout::Layout& l : layout::row_layouts()) {
     const int64_t N = 17, K = 512;
     const Weight w = random_weight(l.id, N, K, 1);
     for (const Prepare prepare : {Prepare::automatic, Prepare::in_place}) {
@@ -341,7 +341,7 @@ TEST_P(LinearKernels, NonFiniteInputsShow) {
 TEST_P(LinearKernels, TokensAreIndependent) {
   const int64_t N = 50, K = 512, M = 21;
   ThreadPool one_thread(1);
-  for (const layout::Layout& l : layout::all()) {
+  for (const layout::Layout& l : layout::row_layouts()) {
     const Weight w = random_weight(l.id, N, K, 9);
     const auto group = cpu::make_linear_group(GetParam(), {&w.view, 1}, pool(), Prepare::automatic);
     const auto alone = cpu::make_linear_group(GetParam(), {&w.view, 1}, one_thread, Prepare::automatic);

@@ -22,8 +22,8 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 
 TEST(LayoutTable, EveryNameAndTypeIsFound) {
-  ASSERT_EQ(all().size(), 13u);
-  for (const Layout& layout : all()) {
+  ASSERT_EQ(row_layouts().size(), 13u);
+  for (const Layout& layout : row_layouts()) {
     EXPECT_EQ(find(layout.name), &layout);
     EXPECT_EQ(find_ggml_type(layout.ggml_type), &layout);
     EXPECT_EQ(&get(layout.id), &layout);
@@ -64,7 +64,7 @@ TEST(SizeBytes, SaysWhatToDoWhenTheRowDoesNotFit) {
 
 // RECIPES 1: sizes that wrap 64 bits.
 TEST(SizeBytes, RefusesOverflowAndNegativeDims) {
-  for (const Layout& layout : all()) {
+  for (const Layout& layout : row_layouts()) {
     const int64_t K = int64_t{1} << 32;
     EXPECT_THROW(layout.size_bytes(layout, {int64_t{1} << 34, K}), Error) << layout.name;
     EXPECT_THROW(layout.size_bytes(layout, {-1, 256}), Error) << layout.name;
@@ -89,7 +89,7 @@ TEST(FittingLayout, TakesTheSubstitutesOfLlamaCpp) {
 }
 
 TEST(FittingLayout, AlwaysFits) {
-  for (const Layout& layout : all())
+  for (const Layout& layout : row_layouts())
     for (const int64_t K : {4544, 576, 2688, 288, 257, 255, 32, 1}) {
       const Layout& fitting = get(fitting_layout(layout.id, K));
       EXPECT_EQ(K % fitting.block_cols, 0);
@@ -103,7 +103,7 @@ TEST(FittingLayout, AlwaysFits) {
 
 // A row's bytes do not depend on what stands beside it: blocks are encoded in groups, the last group may be partial.
 TEST(EncodeRow, BlocksAreIndependent) {
-  for (const Layout& layout : all()) {
+  for (const Layout& layout : row_layouts()) {
     const size_t cols = size_t(layout.block_cols), K = 9 * cols;
     const auto w = test_rows::bell(K, 17), p = test_rows::importance(K, 18);
     const auto row = test_rows::encode(layout, w, p);
@@ -117,7 +117,7 @@ TEST(EncodeRow, BlocksAreIndependent) {
 }
 
 TEST(DecodeRow, AnyAlignment) {
-  for (const Layout& layout : all()) {
+  for (const Layout& layout : row_layouts()) {
     const auto w = test_rows::bell(512, 3);
     auto row = test_rows::encode(layout, w);
     const auto expected = test_rows::decode(layout, row, 512);
@@ -144,7 +144,7 @@ TEST(DecodeRows, PicksTheRows) {
 }
 
 TEST(ProjectRow, IsDecodeOfEncode) {
-  for (const Layout& layout : all()) {
+  for (const Layout& layout : row_layouts()) {
     auto w = test_rows::bell(512, 21);
     const auto p = test_rows::importance(512, 22);
     const auto expected = test_rows::stored(layout, w, p);

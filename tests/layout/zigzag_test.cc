@@ -1,0 +1,168 @@
+#include "layout/zigzag.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "layout/rows.h"
+
+namespace lacuna::layout {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+constexpr Id kZigzag[] = {Id::zz2_k, Id::zz3_k, Id::zz4_k, Id::zz5_k, Id::zz6_k, Id::zz8};
+
+std::vector<std::byte> encode(const Layout& layout, Shape shape, Params params, std::span<const float> w) {
+  std::vector<std::byte> out(size_t(layout.size_bytes(layout, shape)), std::byte{0xee});
+  for (int64_t r = super_rows(shape.N) - 1; r >= 0; --r)
+    encode_zigzag(layout, shape, params, r, w.data() + r * kSuperRows * shape.K, {}, out);
+  return out;
+}
+
+/// Column k of W as the row that its superblocks are blocks of: [super_rows * 256], zeros from N on.
+std::vector<float> column(std::span<const float> w, Shape shape, int64_t k) {
+  std::vector<float> out(size_t(super_rows(shape.N) * kSuperRows));
+  for (int64_t n = 0; n < shape.N; ++n) out[size_t(n)] = w[size_t(n * shape.K + k)];
+  return out;
+}
+
+/// Place of superblock (r, k), counted by walking the file.
+int64_t walked_index(Shape shape, int64_t tile_rows, int64_t row, int64_t column) {
+  const int64_t rows = super_rows(shape.N), tile = tile_rows == 0 ? rows : std::min(rows, tile_rows / kSuperRows);
+  int64_t index = 0;
+  for (int64_t first = 0; first < rows; first += tile)
+    for (int64_t k = 0; k < shape.K; ++k)
+      for (int64_t r = first; r < std::min(rows, first + tile); ++r, ++index)
+        if (r == row && k == column) return index;
+  return -1;
+}
+
+class Zigzag : public testing::TestWithParam<Id> {
+ protected:
+  const Layout& layout_ = get(GetParam());
+  const Layout& superblock_ = superblock_layout(layout_);
+};
+
+TEST_P(Zigzag, TableRow) {
+  EXPECT_TRUE(layout_.zigzag);
+  EXPECT_EQ(layout_.ggml_type, -1);
+  EXPECT_EQ(find(layout_.name), &layout_);
+  EXPECT_EQ(layout_.bits_per_weight(), superblock_.bits_per_weight());
+  EXPECT_EQ(layout_.size_bytes(layout_, {257, 3}), 2 * 3 * superblock_.row_bytes(256));
+  EXPECT_EQ(layout_.size_bytes(layout_, {0, 3}), 0);
+  EXPECT_THROW(layout_.size_bytes(layout_, {-1, 3}), Error);
+  EXPECT_THROW(layout_.size_bytes(layout_, {int64_t{1} << 40, int64_t{1} << 40}), Error);
+  EXPECT_THROW(layout_.size_bytes(layout_, {std::numeric_limits<int64_t>::max(), 300}), Error);
+}
+
+// Every superblock is the K-quant block of its column, byte for byte, and lies where the header says.
+TEST_P(Zigzag, SuperblocksAreBlocksOfTheTransposedMatrix) {
+  for (const Shape shape : {Shape{1, 1}, {255, 5}, {256, 17}, {257, 33}, {1000, 3}}) {
+    const auto w = test_rows::bell(size_t(shape.N * shape.K), uint64_t(shape.N));
+    for (const int64_t tile_rows : {int64_t{0}, int64_t{256}, int64_t{512}, int64_t{768}, int64_t{1} << 40}) {
+      const auto bytes = encode(layout_, shape, {tile_rows}, w);
+      std::vector<float> decoded(w.size());
+      decode_rows(layout_, shape, bytes, 0, shape.N, decoded.data(), {tile_rows});
+      for (int64_t k = 0; k < shape.K; ++k) {
+        const auto row = test_rows::encode(superblock_, column(w, shape, k));
+        const auto stored = test_rows::decode(superblock_, row, size_t(super_rows(shape.N) * kSuperRows));
+        for (int64_t r = 0; r < super_rows(shape.N); ++r) {
+          const int64_t at = walked_index(shape, tile_rows, r, k);
+          EXPECT_EQ(0, std::memcmp(bytes.data() + at * layout_.block_bytes, row.data() + r * layout_.block_bytes,
+                                   size_t(layout_.block_bytes)))
+              << "superblock row " << r << " column " << k << " tile_rows " << tile_rows;
+        }
+        for (int64_t n = 0; n < shape.N; ++n) EXPECT_EQ(decoded[size_t(n * shape.K + k)], stored[size_t(n)]);
+      }
+    }
+  }
+}
+
+TEST_P(Zigzag, AnyRangeOfRowsAndColumns) {
+  const Shape shape{700, 37};
+  const Params params{512};
+  const auto w = test_rows::bell(size_t(shape.N * shape.K), 7);
+  const auto bytes = encode(layout_, shape, params, w);
+  std::vector<float> all(w.size());
+  decode_rows(layout_, shape, bytes, 0, shape.N, all.data(), params);
+  for (const auto& [row0, rows, k0, cols] : {std::array<int64_t, 4>{0, 700, 5, 20},
+                                             {250, 300, 0, 37},
+                                             {699, 1, 36, 1},
+                                             {255, 2, 15, 2},
+                                             {512, 0, 0, 37},
+                                             {3, 5, 7, 0}}) {
+    std::vector<float> some(size_t(rows * cols));
+    decode_zigzag_columns(layout_, shape, params, bytes, row0, rows, k0, cols, some.data());
+    for (int64_t n = 0; n < rows; ++n)
+      for (int64_t k = 0; k < cols; ++k)
+        ASSERT_EQ(some[size_t(n * cols + k)], all[size_t((row0 + n) * shape.K + k0 + k)]);
+  }
+  std::vector<float> one(256);
+  decode_zigzag_superblock(layout_, shape, params, bytes, 2, 36, one.data());
+  for (int64_t n = 0; n < 256; ++n)
+    EXPECT_EQ(one[size_t(n)], 512 + n < shape.N ? all[size_t((512 + n) * shape.K + 36)] : 0.0f);
+}
+
+TEST_P(Zigzag, TileRowsAreAPermutation) {
+  const Shape shape{1500, 19};
+  const auto w = test_rows::bell(size_t(shape.N * shape.K), 8);
+  const auto whole = encode(layout_, shape, {}, w);
+  for (const int64_t tile_rows : {256, 512, 1024, 1536, 4096}) {
+    const auto tiled = encode(layout_, shape, {tile_rows}, w);
+    EXPECT_EQ(tiled == whole, tile_rows >= 1536);
+    std::vector<std::byte> permuted(whole.size()), back(whole.size());
+    permute_zigzag(layout_, shape, {}, whole, {tile_rows}, permuted);
+    EXPECT_EQ(permuted, tiled);
+    permute_zigzag(layout_, shape, {tile_rows}, permuted, {}, back);
+    EXPECT_EQ(back, whole);
+  }
+}
+
+TEST_P(Zigzag, FirstBadRowIsTheSuperblocksFirstOutput) {
+  const Shape shape{1100, 4};
+  const size_t scale_at = GetParam() == Id::zz2_k   ? 80
+                          : GetParam() == Id::zz3_k ? 108
+                          : GetParam() == Id::zz6_k ? 208
+                                                    : 0;
+  for (const Params params : {Params{0}, Params{256}, Params{512}}) {
+    const ZigzagMap map(shape, params);
+    for (int64_t r = 0; r < map.rows; ++r) {
+      std::vector<std::byte> bytes(size_t(layout_.size_bytes(layout_, shape)), std::byte{0});
+      EXPECT_EQ(first_bad_row(layout_, shape, bytes, params), -1);
+      const uint16_t infinity = 0x7c00;
+      std::memcpy(bytes.data() + size_t(map.index(r, 2) * layout_.block_bytes) + scale_at, &infinity, 2);
+      EXPECT_EQ(first_bad_row(layout_, shape, bytes, params), 256 * r);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, Zigzag, testing::ValuesIn(kZigzag),
+                         [](const auto& id) { return std::string(get(id.param).name); });
+
+TEST(ZigzagParams, MultiplesOf256) {
+  for (const int64_t tile_rows : {int64_t{0}, int64_t{256}, int64_t{11008}, int64_t{1} << 40})
+    EXPECT_NO_THROW(check_zigzag_params({tile_rows}));
+  for (const int64_t tile_rows : {-256, -1, 1, 128, 300})
+    EXPECT_THAT([=] { check_zigzag_params({tile_rows}); }, ThrowsMessage<Error>(HasSubstr("multiple of 256")));
+}
+
+TEST(EncodeZigzag, ImportanceIsOnePerInput) {
+  const Layout& layout = get(Id::zz4_k);
+  const Shape shape{3, 2};
+  const auto w = test_rows::bell(6, 1);
+  std::vector<std::byte> out(size_t(layout.size_bytes(layout, shape)));
+  const float importance[] = {1, 0, 2};
+  EXPECT_NO_THROW(encode_zigzag(layout, shape, {}, 0, w.data(), std::span(importance).first(2), out));
+  EXPECT_THROW(encode_zigzag(layout, shape, {}, 0, w.data(), importance, out), Error);
+}
+
+}  // namespace
+}  // namespace lacuna::layout
