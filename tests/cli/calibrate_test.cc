@@ -1,0 +1,125 @@
+// `calibrate` and what the other commands do with its thresholds.
+#include <filesystem>
+#include <fstream>
+
+#include "models.h"
+#include "process.h"
+#include "test_support.h"
+
+namespace lacuna::test {
+namespace {
+
+const std::string kText = fixture("text_model/sample.txt");
+
+/// A model of its own, so that the side file lies in a folder that goes away.
+struct Folder {
+  TempDir dir;
+  std::string model = dir.file("m.gguf");
+  Folder() { std::filesystem::copy_file(fixture("text_model.gguf"), model); }
+  std::vector<std::string> calibrate(std::vector<std::string> more = {}) const {
+    std::vector<std::string> out = {"calibrate",
+                                    model,
+                                    "--text",
+                                    kText,
+                                    "--tokens",
+                                    "64",
+                                    "--ctx",
+                                    "32",
+                                    "--search-windows",
+                                    "1",
+                                    "--search-window",
+                                    "16",
+                                    "--sensitivity-tokens",
+                                    "16"};
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+};
+
+TEST(Calibrate, StoresEveryLevelAndTheOthersUseIt) {
+  const Folder folder;
+  std::vector<std::string> arguments =
+      folder.calibrate({"--mode", "both,layered", "--criterion", "both", "--held-out", kText, "--json"});
+  const auto rows = json_lines(output_of(arguments));
+  ASSERT_EQ(rows.size(), 3u * 2 * 4);
+  for (const auto& row : rows) {
+    EXPECT_NEAR(row["calibration"]["act_sparsity"], row["level"], 0.02) << row["mode"];
+    EXPECT_TRUE(row.contains("held_out"));
+    EXPECT_EQ(row["path"], folder.dir.file("m.thresholds.gguf"));
+  }
+  for (const char* asked : {"0.5", "50"}) {
+    const auto ppl =
+        json_of({"perplexity", folder.model, "-f", kText, "--ctx", "16", "--chunks", "2", "--act-sparsity", asked});
+    EXPECT_EQ(ppl["act_mode"], "layered") << "the best one that is stored";
+    EXPECT_NEAR(ppl["act_sparsity"], 0.5, 0.15);
+    EXPECT_EQ(ppl["dense_prefix"], 4);
+  }
+  const auto dense = json_of({"perplexity", folder.model, "-f", kText, "--ctx", "16", "--chunks", "2", "--dense"});
+  EXPECT_EQ(dense["act_sparsity"], 0.0);
+  const auto ran = json_of({"run", folder.model, "-p", "a", "-n", "8", "--ignore-eos", "--act-sparsity", "0.25",
+                            "--act-mode", "uniform", "--criterion", "wina", "--dense-prefix", "0"});
+  EXPECT_GT(ran["act_sparsity"], 0.05);
+  const auto bench =
+      json_of({"bench", folder.model, "--what", "decode", "--gen", "4", "--runs", "2", "--act-sparsity", "40"});
+  EXPECT_GT(bench["act_sparsity"], 0.1);
+  expect_error({"run", folder.model, "-p", "a", "--act-sparsity", "0.3"}, "stored are: uniform magnitude 25%, 40%");
+}
+
+TEST(Calibrate, IntoTheModelItself) {
+  const Folder folder;
+  const std::string out = folder.dir.file("with.gguf");
+  output_of(folder.calibrate({"-o", out, "--mode", "uniform", "--levels", "30,60"}));
+  EXPECT_FALSE(std::filesystem::exists(folder.dir.file("m.thresholds.gguf")));
+  const auto before = json_of({"run", folder.model, "-p", "a", "-n", "4"}),
+             after = json_of({"run", out, "-p", "a", "-n", "4"});
+  EXPECT_EQ(before["ids"], after["ids"]);
+  EXPECT_GT(json_of({"run", out, "-p", "a", "-n", "12", "--ignore-eos", "--act-sparsity", "60"})["act_sparsity"], 0.1);
+}
+
+TEST(Calibrate, ThresholdsOfAnotherModelAreRefused) {
+  const Folder folder;
+  output_of(folder.calibrate({"--mode", "uniform"}));
+  write_tiny_model(folder.dir.file("other.gguf"));
+  expect_error({"run", fixture("hf/opt"), "--prompt-ids", "3", "--act-sparsity", "50", "--thresholds",
+                folder.dir.file("m.thresholds.gguf")},
+               "calibrate this model");
+  expect_error({"run", folder.dir.file("other.gguf"), "-p", "a", "--act-sparsity", "50"}, "lacuna calibrate");
+}
+
+TEST(Calibrate, BadTextsLeaveNothing) {
+  const Folder folder;
+  std::ofstream(folder.dir.file("short.txt")) << "a";
+  std::vector<std::string> arguments = folder.calibrate();
+  arguments[3] = folder.dir.file("short.txt");
+  const Finished done = run_lacuna(arguments);
+  EXPECT_EQ(done.code, 1);
+  EXPECT_NE(done.err.find("calibration needs"), std::string::npos) << done.err;
+  EXPECT_FALSE(std::filesystem::exists(folder.dir.file("m.thresholds.gguf")));
+  expect_error(folder.calibrate({"--histograms", folder.dir.file("h.png")}), ".json or .svg");
+}
+
+TEST(Sweep, OneRowForEachLevel) {
+  const Folder folder;
+  output_of(folder.calibrate({"--histograms", folder.dir.file("h.json")}));
+  const auto histograms = nlohmann::json::parse(read_text(folder.dir.file("h.json")));
+  ASSERT_FALSE(histograms["rows"].empty());
+  int64_t counted = 0;
+  for (const int64_t count : histograms["rows"][0]["counts"]) counted += count;
+  EXPECT_EQ(counted, histograms["rows"][0]["values"]);
+  output_of(folder.calibrate({"--histograms", folder.dir.file("h.svg")}));
+  EXPECT_TRUE(read_text(folder.dir.file("h.svg")).ends_with("</svg>\n"));
+
+  const std::vector<std::string> sweep = {"perplexity", folder.model, "-f", kText,    "--ctx",
+                                          "16",         "--chunks",   "2",  "--sweep"};
+  std::vector<std::string> files = sweep;
+  files.insert(files.end(), {"--json", "--output", folder.dir.file("s.json"), "--svg", folder.dir.file("s.svg")});
+  const auto rows = json_lines(output_of(files));
+  ASSERT_EQ(rows.size(), 1u + 2 * 4);
+  EXPECT_EQ(rows[0]["act_mode"], "dense");
+  EXPECT_EQ(nlohmann::json::parse(read_text(folder.dir.file("s.json")))["rows"].size(), rows.size());
+  EXPECT_TRUE(read_text(folder.dir.file("s.svg")).starts_with("<svg"));
+  EXPECT_NE(output_of(sweep).find("greedy   magnitude     65%"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lacuna::test
