@@ -29,10 +29,11 @@ struct Activation {
   const float* x = nullptr;  // [M, K], rows `stride` floats apart
   int64_t M = 0;
   int64_t stride = 0;
-  /// The inputs that count, ascending, each in [0, K); the others are taken as zeros whatever x holds. nullptr: all.
-  /// With several tokens it is one list for all of them.
+  /// The inputs that count, ascending, each in [0, K); the others are taken as zeros whatever x holds. With several
+  /// tokens it is one list for all of them. active_count < 0: all inputs count.
   const int32_t* active = nullptr;
-  int64_t active_count = 0;
+  int64_t active_count = -1;
+  bool all() const { return active_count < 0; }
 };
 
 /// Where one part's result goes: y: [M, N], rows `stride` floats apart. Each part of a group has one.

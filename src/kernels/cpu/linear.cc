@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 
 #include "core/error.h"
 #include "core/huge_buffer.h"
 #include "core/mapped_file.h"
 #include "kernels/cpu/linear_kernel.h"
+#include "kernels/cpu/zigzag_group.h"
 
 namespace lacuna::cpu {
 namespace {
@@ -70,7 +72,21 @@ class CpuLinearGroup final : public kernels::LinearGroup {
 
   void run(const Activation& x, std::span<const Output> y) override {
     if (y.size() != parts_.size()) throw Error("linear group of {} weights got {} outputs", parts_.size(), y.size());
+    if (!x.all()) return run(masked(x), y);
     for (int64_t m = 0; m < x.M; m += kChunk) run_chunk(x, y, m, std::min(kChunk, x.M - m));
+  }
+
+  /// Rows of weights read every input: those that do not count become zeros.
+  Activation masked(const Activation& x) {
+    if (int64_t(masked_.size()) < x.M * K_ * int64_t(sizeof(float)))
+      masked_ = HugeBuffer(size_t(x.M * K_) * sizeof(float));
+    auto* rows = reinterpret_cast<float*>(masked_.data());
+    for (int64_t m = 0; m < x.M; ++m) {
+      float* to = rows + m * K_;
+      std::memset(to, 0, size_t(K_) * sizeof(float));
+      for (int64_t i = 0; i < x.active_count; ++i) to[x.active[i]] = x.x[m * x.stride + x.active[i]];
+    }
+    return {rows, x.M, K_};
   }
 
   void reserve(int64_t M) override { scratch(size_t(chunk_layout(std::clamp<int64_t>(M, 2, kChunk)).total)); }
@@ -257,9 +273,44 @@ class CpuLinearGroup final : public kernels::LinearGroup {
   ThreadPool& pool_;
   int64_t K_ = 0, tile_ = kMaxTile;
   bool quantized_ = false;
+  HugeBuffer masked_;
   std::vector<Part> parts_;
   std::vector<QuantizeArgs::Extra> extras_;  // at most one for each layout that needs one
   std::vector<Item> one_items_, many_items_;
+};
+
+/// Zigzag and row weights that read one input.
+class MixedLinearGroup final : public kernels::LinearGroup {
+ public:
+  MixedLinearGroup(Isa isa, std::span<const WeightView> views, ThreadPool& pool, kernels::Prepare prepare) {
+    std::vector<WeightView> kinds[2];
+    for (size_t i = 0; i < views.size(); ++i) {
+      const bool zigzag = views[i].layout->zigzag;
+      kinds[zigzag].push_back(views[i]);
+      places_[zigzag].push_back(i);
+    }
+    groups_[0] = std::make_unique<CpuLinearGroup>(isa, kinds[0], pool, prepare);
+    groups_[1] = make_zigzag_group(isa, kinds[1], pool, prepare);
+  }
+  void run(const Activation& x, std::span<const Output> y) override {
+    for (size_t g = 0; g < 2; ++g) {
+      Output own[kMostParts];
+      for (size_t i = 0; i < places_[g].size(); ++i) own[i] = y[places_[g][i]];
+      groups_[g]->run(x, {own, places_[g].size()});
+    }
+  }
+  void reserve(int64_t M) override {
+    for (const auto& group : groups_) group->reserve(M);
+  }
+  int64_t weight_bytes() const override { return groups_[0]->weight_bytes() + groups_[1]->weight_bytes(); }
+  int64_t prepared_bytes() const override { return groups_[0]->prepared_bytes() + groups_[1]->prepared_bytes(); }
+  std::string explain() const override { return groups_[0]->explain() + groups_[1]->explain(); }
+
+  static constexpr size_t kMostParts = 8;
+
+ private:
+  std::vector<size_t> places_[2];
+  std::unique_ptr<kernels::LinearGroup> groups_[2];  // rows, zigzag
 };
 
 }  // namespace
@@ -281,7 +332,12 @@ const LinearTable& linear_table(Isa isa) {
 
 std::unique_ptr<kernels::LinearGroup> make_linear_group(Isa isa, std::span<const WeightView> parts, ThreadPool& pool,
                                                         kernels::Prepare prepare) {
-  return std::make_unique<CpuLinearGroup>(isa, parts, pool, prepare);
+  const auto zigzag = std::count_if(parts.begin(), parts.end(), [](const WeightView& w) { return w.layout->zigzag; });
+  if (zigzag == 0) return std::make_unique<CpuLinearGroup>(isa, parts, pool, prepare);
+  if (size_t(zigzag) == parts.size()) return make_zigzag_group(isa, parts, pool, prepare);
+  if (parts.size() > MixedLinearGroup::kMostParts)
+    throw Error("a linear group of {} weights, at most {} may be mixed", parts.size(), MixedLinearGroup::kMostParts);
+  return std::make_unique<MixedLinearGroup>(isa, parts, pool, prepare);
 }
 
 }  // namespace lacuna::cpu

@@ -1,18 +1,27 @@
-// src/kernels/reference/linear.cc - the linear op in double precision, one row of W at a time.
+// src/kernels/reference/linear.cc - the linear op in double precision.
 #include "kernels/linear.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace lacuna::kernels {
 
 void reference_linear(const WeightView& w, const Activation& x, const Output& y) {
+  constexpr int64_t kRows = 256;  // decoded at once: a superblock of a zigzag layout
   const auto [N, K] = w.shape;
-  std::vector<float> row(static_cast<size_t>(K));
+  std::vector<float> rows(static_cast<size_t>(std::min(kRows, N) * K));
   for (int64_t n = 0; n < N; ++n) {
-    layout::decode_rows(*w.layout, w.shape, w.bytes, n, 1, row.data());
+    if (n % kRows == 0)
+      layout::decode_rows(*w.layout, w.shape, w.bytes, n, std::min(kRows, N - n), rows.data(), w.params);
+    const float* row = rows.data() + n % kRows * K;
     for (int64_t m = 0; m < x.M; ++m) {
+      const float* input = x.x + m * x.stride;
       double sum = w.bias.empty() ? 0.0 : double(w.bias[size_t(n)]);
-      for (int64_t k = 0; k < K; ++k) sum += double(row[size_t(k)]) * double(x.x[m * x.stride + k]);
+      const int64_t count = x.all() ? K : x.active_count;
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t k = x.all() ? i : x.active[i];
+        sum += double(row[k]) * double(input[k]);
+      }
       y.y[m * y.stride + n] = float(sum);
     }
   }

@@ -1,0 +1,297 @@
+// src/kernels/cpu/isa/zigzag.cc - kernels of the zigzag layouts; zigzag_kernel.h says how they work.
+#include "kernels/cpu/isa/zigzag_codes.h"
+#include "kernels/cpu/zigzag_kernel.h"
+
+namespace lacuna::cpu::LACUNA_ISA {
+namespace {
+
+constexpr int kQuads = int(kZigzagChunk / 4);  // groups of four columns in a chunk
+constexpr float kLowUnit = 256;                // steps in one unit of the high byte
+
+/// The chunk's factors of one superblock row, rounded: dwords of four columns' bytes.
+template <class L>
+struct Rounded {
+  alignas(64) int32_t bytes[kQuads][2 * L::kBlocks];  // high bytes, then low bytes
+  alignas(64) float step[16];                         // of the first L::kBlocks
+};
+
+/// In each 128-bit lane the dword of that lane's block of outputs, L::out(group, 0..3); dwords: [2 * kBlocks], plane 0
+/// the first half.
+template <class L, int kGroup, int kPlane>
+LACUNA_INLINE I32x16 factors_of(const int32_t* dwords) {
+  constexpr int kWidth = 256 / L::kBlocks;
+  constexpr int b[4] = {L::out(kGroup, 0) / kWidth, L::out(kGroup, 1) / kWidth, L::out(kGroup, 2) / kWidth,
+                        L::out(kGroup, 3) / kWidth};
+  I32x16 out;
+#if defined(__AVX512BW__)
+  constexpr int kFirst = L::kBlocks == 8 ? 8 * kPlane : 0;
+  constexpr int l0 = b[0] + kFirst, l1 = b[1] + kFirst, l2 = b[2] + kFirst, l3 = b[3] + kFirst;
+  const __m512i lanes = _mm512_setr_epi32(l0, l0, l0, l0, l1, l1, l1, l1, l2, l2, l2, l2, l3, l3, l3, l3);
+  const __m512i all = _mm512_load_si512(dwords + (L::kBlocks == 16 ? 16 * kPlane : 0));
+  out.reg[0] = (RegI)_mm512_maskz_permutexvar_epi32(__mmask16(0xffff), lanes, all);
+#else
+  int32_t spread[16];
+  for (int l = 0; l < 4; ++l)
+    for (int i = 0; i < 4; ++i) spread[4 * l + i] = dwords[b[l] + kPlane * L::kBlocks];
+  __builtin_memcpy(&out, spread, 64);
+#endif
+  return out;
+}
+
+/// Rounds a chunk's factors, [quads][4 blocks columns] floats, against the largest of each block.
+template <class L>
+LACUNA_INLINE void round_factors(const float* factor, int quads, Rounded<L>& out) {
+  constexpr int kVectors = L::kBlocks / 4;  // of 4 blocks x 4 columns
+  for (int v = 0; v < kVectors; ++v) {
+    // Magnitudes compare as integers; a NaN is the largest.
+    RegU top[kRegs] = {};
+    for (int q = 0; q < quads; ++q) {
+      const U32x16 bits = load_u32(factor + q * 4 * L::kBlocks + 16 * v);
+      for (int i = 0; i < kRegs; ++i) {
+        const RegU magnitude = bits.reg[i] & (RegU)splat_reg(0x7fffffff);
+#if defined(__AVX512BW__)
+        top[i] = (RegU)_mm512_maskz_max_epu32(__mmask16(0xffff), (__m512i)top[i], (__m512i)magnitude);
+#else
+        const RegU larger = (RegU)((RegI)magnitude > (RegI)top[i]);
+        top[i] = (magnitude & larger) | (top[i] & ~larger);
+#endif
+      }
+    }
+    uint32_t lanes[16];
+    __builtin_memcpy(lanes, top, 64);
+    float scale[16];
+    for (int b = 0; b < 4; ++b) {
+      uint32_t largest = 0;
+      for (int c = 0; c < 4; ++c) largest = lanes[4 * b + c] > largest ? lanes[4 * b + c] : largest;
+      float magnitude;
+      __builtin_memcpy(&magnitude, &largest, 4);
+      float inverse = 0, step = 0;
+      if (largest >= 0x7f800000u) {
+        step = __builtin_nanf("");          // a NaN or an infinity shows in every output of the block
+      } else if (magnitude >= 0x1p-110f) {  // smaller ones are below any weight's effect
+        inverse = kZigzagSteps / magnitude;
+        step = magnitude / kZigzagSteps;
+        if (inverse > 0x1p126f) inverse = 0, step = 0;
+      }
+      out.step[4 * v + b] = step;
+      for (int c = 0; c < 4; ++c) scale[4 * b + c] = inverse;
+    }
+    const F32x16 inverse = load_f32(scale);
+    for (int q = 0; q < quads; ++q) {
+      const F32x16 value = load_f32(factor + q * 4 * L::kBlocks + 16 * v) * inverse;
+#if defined(__AVX512BW__)
+      const __m512i steps = _mm512_maskz_cvtps_epi32(__mmask16(0xffff), (__m512)value.reg[0]);
+      const auto high = (__m512i)(((RegI)steps + 128) >> 8);
+      _mm_store_si128(reinterpret_cast<__m128i*>(&out.bytes[q][L::kBlocks + 4 * v]),
+                      _mm512_maskz_cvtepi32_epi8(__mmask16(0xffff), steps));
+      _mm_store_si128(reinterpret_cast<__m128i*>(&out.bytes[q][4 * v]),
+                      _mm512_maskz_cvtepi32_epi8(__mmask16(0xffff), high));
+#else
+      const F32x16 rounded = value + splat(0x1.8p23f);  // leaves the rounded integer in the low bits
+      int32_t steps[16];
+      __builtin_memcpy(steps, &rounded, 64);
+      int8_t low[16], high[16];
+      for (int i = 0; i < 16; ++i) {
+        const int32_t step = steps[i] - 0x4b400000;
+        low[i] = int8_t(uint8_t(step & 255));
+        high[i] = int8_t((step + 128) >> 8);
+      }
+      __builtin_memcpy(&out.bytes[q][L::kBlocks + 4 * v], low, 16);
+      __builtin_memcpy(&out.bytes[q][4 * v], high, 16);
+#endif
+    }
+  }
+}
+
+/// Half a superblock row of a chunk: two groups of 64 outputs. y: [256] in the kernel's order: vector 4 group + j.
+template <class L, int kPass>
+LACUNA_INLINE void multiply(const uint8_t* const* p, int quads, const Rounded<L>& a, float* y) {
+  I32x16 high[2][4], low[2][4];
+  for (int g = 0; g < 2; ++g)
+    for (int j = 0; j < 4; ++j) high[g][j] = low[g][j] = splat(int32_t{0});
+  for (int q = 0; q < quads; ++q) {
+    U32x16 codes[2][4];
+    L::template codes<kPass>(p + 4 * q, codes);
+    const I32x16 high0 = factors_of<L, 2 * kPass, 0>(a.bytes[q]), high1 = factors_of<L, 2 * kPass + 1, 0>(a.bytes[q]);
+    const I32x16 low0 = factors_of<L, 2 * kPass, 1>(a.bytes[q]), low1 = factors_of<L, 2 * kPass + 1, 1>(a.bytes[q]);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      for (int i = 0; i < kRegs; ++i) {
+        high[0][j].reg[i] = dot4_reg<L::kMaxCode>(high[0][j].reg[i], codes[0][j].reg[i], high0.reg[i]);
+        high[1][j].reg[i] = dot4_reg<L::kMaxCode>(high[1][j].reg[i], codes[1][j].reg[i], high1.reg[i]);
+        low[0][j].reg[i] = dot4_reg<L::kMaxCode>(low[0][j].reg[i], codes[0][j].reg[i], low0.reg[i]);
+        low[1][j].reg[i] = dot4_reg<L::kMaxCode>(low[1][j].reg[i], codes[1][j].reg[i], low1.reg[i]);
+      }
+    }
+  }
+  alignas(64) int32_t bits[16];
+  __builtin_memcpy(bits, a.step, 64);
+  const I32x16 steps0 = factors_of<L, 2 * kPass, 0>(bits), steps1 = factors_of<L, 2 * kPass + 1, 0>(bits);
+  F32x16 step[2];
+  __builtin_memcpy(&step[0], &steps0, 64);
+  __builtin_memcpy(&step[1], &steps1, 64);
+  for (int g = 0; g < 2; ++g) {
+    for (int j = 0; j < 4; ++j) {
+      float* at = y + 16 * (4 * (2 * kPass + g) + j);
+      // A chunk's high sums stay below 2^21, but times 256 they may pass 24 bits: both are added as floats.
+      const F32x16 sum = mul_add(to_f32(high[g][j]), splat(kLowUnit), to_f32(low[g][j]));
+      store_f32(at, mul_add(sum, step[g], load_f32(at)));
+    }
+  }
+}
+
+template <class L>
+void accumulate(const ZigzagArgs& a) {
+  const auto* base = reinterpret_cast<const uint8_t*>(a.run.base);
+  const uint8_t* p[kZigzagChunk];
+  const uint8_t* next[kZigzagChunk];
+  alignas(64) float x[kZigzagChunk];
+  alignas(64) float factor[kZigzagChunk * L::kBlocks];
+  Rounded<L> rounded = {};
+  for (int64_t first = 0; first < a.count; first += kZigzagChunk) {
+    const int64_t left = a.count - first, columns = left < kZigzagChunk ? left : kZigzagChunk;
+    const int quads = int((columns + 3) / 4);
+    for (int c = 0; c < 4 * quads; ++c) {  // the last group is filled up with zeros
+      x[c] = c < columns ? a.x[first + c] : 0;
+      p[c] = base + int64_t{a.columns[first + (c < columns ? c : columns - 1)]} * a.run.stride;
+    }
+    int ahead = 0;
+    if (a.prefetch && left > kZigzagChunk) {
+      ahead = int(left - kZigzagChunk < kZigzagChunk ? left - kZigzagChunk : kZigzagChunk);
+      for (int c = 0; c < ahead; ++c) next[c] = base + int64_t{a.columns[first + kZigzagChunk + c]} * a.run.stride;
+    }
+    for (int64_t r = 0; r < a.run.rows; ++r) {
+      const int64_t from = r * L::kBytes & ~int64_t{63}, to = (r + 1) * L::kBytes;
+      for (int c = 0; c < ahead; ++c)
+        for (int64_t at = from; at < to; at += 64) __builtin_prefetch(next[c] + at, 0, 2);
+      float* mins = a.mins + r * kZigzagMins;
+      for (int q = 0; q < quads; ++q) factors4<L>(p + 4 * q, x + 4 * q, factor + q * 4 * L::kBlocks, mins);
+      round_factors<L>(factor, quads, rounded);
+      multiply<L, 0>(p, quads, rounded, a.y + 256 * r);
+      multiply<L, 1>(p, quads, rounded, a.y + 256 * r);
+      for (int c = 0; c < 4 * quads; ++c) p[c] += L::kBytes;
+    }
+  }
+}
+
+template <class L>
+void finish(const float* y, int64_t y_step, const float* mins, int64_t mins_step, int pieces, float* out) {
+  constexpr int kWidth = 256 / L::kBlocks;
+  float min[L::kBlocks];
+  for (int b = 0; b < L::kBlocks; ++b) {
+    float sum = 0;
+    for (int piece = 0; piece < pieces; ++piece)
+      for (int c = 0; c < 4; ++c) sum += mins[piece * mins_step + 4 * b + c];
+    min[b] = sum;
+  }
+  for (int g = 0; g < 4; ++g) {
+    for (int l = 0; l < 4; ++l) {
+      float* to = out + L::out(g, l);
+      const float off = min[L::out(g, l) / kWidth];
+      for (int j = 0; j < 4; ++j) {
+        for (int i = 0; i < 4; ++i) {
+          float sum = 0;
+          for (int piece = 0; piece < pieces; ++piece) sum += y[piece * y_step + 16 * (4 * g + j) + 4 * l + i];
+          to[4 * j + i] = sum - off;
+        }
+      }
+    }
+  }
+}
+
+// ---- several tokens ----
+
+/// Smallest f16 >= x for 0 <= x, so that codes never pass 127.
+LACUNA_INLINE uint16_t half_not_below(float x) {
+  if (!(x > 0)) return 0;
+  if (x < 0x1p-14f) {  // subnormal: steps of 2^-24
+    const float steps = x * 0x1p24f;
+    auto whole = uint32_t(steps);
+    if (float(whole) < steps) ++whole;
+    return uint16_t(whole);
+  }
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  bits += 0x1fff;  // 13 bits are dropped
+  const uint32_t exponent = (bits >> 23) - 112;
+  return exponent >= 31 ? 0x7c00 : uint16_t((exponent << 10) | ((bits >> 13) & 0x3ff));
+}
+
+/// Panels of 16 outputs as linear_panels.cc lays out q8_0: [K/32][512] codes + 128, then [K/32][16] f16 scales.
+template <class L>
+void to_panels(const ZigzagRun& run, int64_t r, int64_t K, std::byte* panels) {
+  constexpr int kWidth = 256 / L::kBlocks;
+  const int64_t blocks = (K + 31) / 32, panel = (blocks * (512 + 32) + 63) / 64 * 64;
+  alignas(64) static const uint8_t kZeros[512] = {};
+  for (int64_t block = 0; block < blocks; ++block) {
+    const uint8_t* p[32];
+    float s[32][L::kBlocks], m[32][L::kBlocks];
+    for (int c = 0; c < 32; ++c) {
+      const int64_t k = block * 32 + c;
+      p[c] = k < K ? reinterpret_cast<const uint8_t*>(run.base) + k * run.stride + r * L::kBytes : kZeros;
+      L::header(p[c], s[c], m[c]);
+    }
+    const auto groups = [&]<int kPass>() {
+      U32x16 codes[8][2][4];
+      for (int q = 0; q < 8; ++q) L::template codes<kPass>(p + 4 * q, codes[q]);
+      for (int g = 0; g < 2; ++g) {
+        for (int l = 0; l < 4; ++l) {
+          const int output = L::out(2 * kPass + g, l), b = output / kWidth;
+          F32x16 w[32], top = splat(0.0f);
+          for (int q = 0; q < 8; ++q) {
+            uint32_t row[16];  // lane 4 j + i: output 4 j + i of this lane
+            for (int j = 0; j < 4; ++j)
+              __builtin_memcpy(row + 4 * j, reinterpret_cast<const char*>(&codes[q][g][j]) + 16 * l, 16);
+            const U32x16 four = load_u32(row);
+            for (int c = 0; c < 4; ++c) {
+              const int k = 4 * q + c;
+              w[k] = mul_add(to_f32((four >> (8 * c)) & 255u), splat(s[k][b]), splat(-m[k][b]));
+              for (int i = 0; i < kRegs; ++i) {
+                const RegF magnitude = (RegF)((RegU)w[k].reg[i] & (RegU)splat_reg(0x7fffffff));
+                top.reg[i] = magnitude > top.reg[i] ? magnitude : top.reg[i];
+              }
+            }
+          }
+          float largest[16], inverse[16];
+          uint16_t scale[16];
+          store_f32(largest, top);
+          for (int i = 0; i < 16; ++i) {
+            scale[i] = half_not_below(largest[i] / 127);
+            const float unit = half_to_float(scale[i]);
+            inverse[i] = unit > 0 ? 1 / unit : 0;
+          }
+          const F32x16 by = load_f32(inverse);
+          auto* at = reinterpret_cast<uint8_t*>(panels + output / 16 * panel);
+          __builtin_memcpy(at + blocks * 512 + block * 32, scale, 32);
+          for (int q = 0; q < 8; ++q) {
+            U32x16 packed = {};
+            for (int c = 0; c < 4; ++c) {
+              // 128.0 + code as the low byte of the sum's bits
+              const F32x16 rounded = mul_add(w[4 * q + c], by, splat(0x1.8p23f + 128));
+              U32x16 bits;
+              __builtin_memcpy(&bits, &rounded, 64);
+              packed = packed | ((bits & 255u) << (8 * c));
+            }
+            __builtin_memcpy(at + block * 512 + 64 * q, &packed, 64);
+          }
+        }
+      }
+    };
+    groups.template operator()<0>();
+    groups.template operator()<1>();
+  }
+}
+
+template <class L>
+constexpr ZigzagKernel row(const char* name) {
+  return {L::kId, name, L::kBytes, L::kBlocks, L::kMaxCode, accumulate<L>, finish<L>, to_panels<L>};
+}
+constexpr ZigzagKernel kKernels[] = {row<Zz4K>("zigzag_zz4_k"), row<Zz6K>("zigzag_zz6_k"), row<Zz5K>("zigzag_zz5_k"),
+                                     row<Zz8>("zigzag_zz8"),    row<Zz3K>("zigzag_zz3_k"), row<Zz2K>("zigzag_zz2_k")};
+constexpr ZigzagTable kTable = {kKernels, int(sizeof(kKernels) / sizeof(kKernels[0]))};
+
+}  // namespace
+
+const ZigzagTable& zigzag_table() { return kTable; }
+
+}  // namespace lacuna::cpu::LACUNA_ISA

@@ -1,0 +1,69 @@
+// src/kernels/cpu/zigzag_kernel.h - the CPU's kernels for zigzag layouts (layout/zigzag.h), one table per instruction
+// set.
+//
+// One token: columns are taken four at a time, so that the four codes of one output form a dword and one instruction
+// multiplies them with four factors x * scale. The factors of a chunk of columns are rounded to 16 bits against their
+// largest in each block of outputs and split into two bytes; the integer sums of a chunk go into float accumulators.
+// Minima need no codes: sums of x * min are kept for each block of outputs.
+//
+// Several tokens: 256 outputs at a time become int8 panels with one scale per 32 inputs of an output, which the q8_0
+// kernels multiply.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/dispatch.h"
+#include "layout/layout.h"
+
+namespace lacuna::cpu {
+
+/// Columns that share the rounding of their factors.
+inline constexpr int64_t kZigzagChunk = 32;
+/// Largest magnitude of a factor in steps: its high byte is at most 127.
+inline constexpr float kZigzagSteps = 32512;
+/// Floats of min sums for a superblock row: at most 16 blocks of outputs, 4 columns side by side.
+inline constexpr int64_t kZigzagMins = 64;
+
+/// Columns of superblocks `stride` bytes apart, each `rows` superblocks long.
+struct ZigzagRun {
+  const std::byte* base = nullptr;
+  int64_t stride = 0;
+  int64_t rows = 0;
+};
+
+struct ZigzagArgs {
+  ZigzagRun run;
+  const int32_t* columns = nullptr;  // [count] ascending or not
+  const float* x = nullptr;          // [count] the inputs of these columns
+  int64_t count = 0;
+  float* y = nullptr;     // [rows, 256] added to; the order of outputs is the kernel's own, finish() undoes it
+  float* mins = nullptr;  // [rows, kZigzagMins] added to
+  bool prefetch = true;   // the next chunk's columns while this one is multiplied
+};
+
+struct ZigzagKernel {
+  layout::Id id;
+  const char* name;  // as explain() shows it
+  int64_t bytes;     // of a superblock
+  int blocks;        // of outputs in a superblock
+  int max_code;
+  void (*accumulate)(const ZigzagArgs&);
+  /// out: [256] = the sum over pieces of y - mins of one superblock row, in the order of the outputs. y, mins: the
+  /// first piece's superblock row, the next pieces' lie y_step and mins_step floats further on.
+  void (*finish)(const float* y, int64_t y_step, const float* mins, int64_t mins_step, int pieces, float* out);
+  /// Superblock row r of all K columns as 16 prepared panels of q8_0 (K rounded up to 32; linear_panels.cc).
+  void (*to_panels)(const ZigzagRun& run, int64_t r, int64_t K, std::byte* panels);
+};
+
+struct ZigzagTable {
+  const ZigzagKernel* kernels;
+  int count;
+};
+
+LACUNA_CPU_DECLARE(const ZigzagTable& zigzag_table())
+
+/// The table of an instruction set that this CPU has.
+const ZigzagTable& zigzag_table(Isa isa);
+
+}  // namespace lacuna::cpu
