@@ -197,6 +197,9 @@ int sweep(const Options& options, const std::string& text, const eval::Perplexit
     std::string command = fmt::format(
         "lacuna perplexity {} -f {} --sweep --ctx {} --chunks {} --protocol {} --dense-prefix {}", name(options.model),
         name(options.file), options.ctx, options.chunks, options.protocol, options.sparsity.dense_prefix);
+    if (options.sparsity.sparse()) command += fmt::format(" --act-sparsity {:g}", options.sparsity.act_sparsity);
+    if (!options.sparsity.mode.empty()) command += " --act-mode " + options.sparsity.mode;
+    if (!options.sparsity.criterion.empty()) command += " --criterion " + options.sparsity.criterion;
     write_file(options.output, Json{{"command", command},
                                     {"commit", LACUNA_COMMIT},
                                     {"date", fmt::format("{:%F}", std::chrono::system_clock::now())},
