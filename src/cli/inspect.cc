@@ -23,6 +23,11 @@ int64_t count_of(const io::Tensor& tensor) {
 
 double bits_of(int64_t bytes, int64_t count) { return count > 0 ? 8.0 * double(bytes) / double(count) : 0.0; }
 
+std::string tile_of(const io::Tensor& tensor) {
+  if (!tensor.layout->zigzag) return {};
+  return tensor.params.tile_rows == 0 ? "  whole columns" : fmt::format("  tile_rows {}", tensor.params.tile_rows);
+}
+
 std::string shown(const std::string& text) {
   constexpr size_t kShown = 60;
   const std::string out = printable(text.substr(0, kShown));
@@ -72,12 +77,14 @@ int inspect(const Options& options) {
 
   if (options.json) {
     Json tensors = Json::array();
-    for (const io::Tensor& tensor : checkpoint.tensors())
+    for (const io::Tensor& tensor : checkpoint.tensors()) {
       tensors.push_back({{"name", tensor.name},
                          {"layout", tensor.layout->name},
                          {"shape", tensor.dims},
                          {"bytes", tensor.bytes.size()},
                          {"bits", bits_of(int64_t(tensor.bytes.size()), count_of(tensor))}});
+      if (tensor.layout->zigzag) tensors.back()["tile_rows"] = tensor.params.tile_rows;
+    }
     print_json({{"arch", checkpoint.architecture()},
                 {"params", params},
                 {"bytes", bytes},
@@ -104,9 +111,9 @@ int inspect(const Options& options) {
   } else {
     out += fmt::format("\n{:<36} {:<7} {:>20} {:>14} {:>7}\n", "tensor", "layout", "shape", "bytes", "bits");
     for (const io::Tensor& tensor : checkpoint.tensors())
-      out += fmt::format("{:<36} {:<7} {:>20} {:>14} {:>7.3f}\n", printable(tensor.name), tensor.layout->name,
+      out += fmt::format("{:<36} {:<7} {:>20} {:>14} {:>7.3f}{}\n", printable(tensor.name), tensor.layout->name,
                          fmt::format("{}", fmt::join(tensor.dims, " x ")), tensor.bytes.size(),
-                         bits_of(int64_t(tensor.bytes.size()), count_of(tensor)));
+                         bits_of(int64_t(tensor.bytes.size()), count_of(tensor)), tile_of(tensor));
   }
   print(out);
   return 0;

@@ -14,6 +14,7 @@ namespace {
 
 struct Options : Common {
   std::string model, out, layout = "q4_K", head_layout, embedding_layout;
+  int64_t tile_rows = 0;
   bool pure = false, strict = false;
 };
 
@@ -25,6 +26,7 @@ int quantize(const Options& options) {
   if (!options.head_layout.empty()) wanted.head_layout = layout_named("--head-layout", options.head_layout);
   if (!options.embedding_layout.empty())
     wanted.embedding_layout = layout_named("--embedding-layout", options.embedding_layout);
+  wanted.params.tile_rows = options.tile_rows;
   wanted.pure = options.pure;
   wanted.strict = options.strict;
 
@@ -77,7 +79,10 @@ Action add_quantize(CLI::App& program) {
       "quantize",
       "Store a model's matrices in fewer bits, as one GGUF file. Vectors stay f32; the output head (a tied model's "
       "embedding table) gets q6_K where the layout asked for has fewer bits, as llama.cpp does; its _S and _M mixes of "
-      "further layouts are not made. Rows that do not fit a layout fall back and are named.");
+      "further layouts are not made. The zigzag layouts (zz...) are for skipping inputs that are not active: embedding "
+      "table "
+      "and head get what the K-quant of the same bits would give them. Rows that do not fit a layout fall back and are "
+      "named.");
   command->add_option("MODEL", options->model, "a .gguf file or a Hugging Face folder")->required();
   command->add_option("-o,--out", options->out, "the file to write; it appears when it is complete")
       ->required()
@@ -85,7 +90,14 @@ Action add_quantize(CLI::App& program) {
   command->add_option("--layout", options->layout, fmt::format("one of {}", layout::known_names()))
       ->capture_default_str()
       ->type_name("NAME");
-  CLI::Option* pure = command->add_flag("--pure", options->pure, "every matrix in --layout, head and embedding too");
+  command
+      ->add_option("--tile-rows", options->tile_rows,
+                   "zigzag layouts: outputs of a column that lie together, a multiple of 256; 0: whole columns")
+      ->capture_default_str()
+      ->type_name("N");
+  CLI::Option* pure =
+      command->add_flag("--pure", options->pure,
+                        "every matrix in --layout, head and embedding too (with zz4_k: these two in q4_K, and so on)");
   command
       ->add_option("--head-layout", options->head_layout,
                    "layout of the output head; default: q6_K, or --layout where that has more bits")

@@ -11,7 +11,7 @@ namespace {
 struct Options : Common {
   std::string shape, out, layout = "q4_K", head_layout = "q6_K";
   uint64_t seed = 0;
-  int64_t n_layers = 0;
+  int64_t n_layers = 0, tile_rows = 0;
 };
 
 int synth(const Options& options) {
@@ -20,6 +20,7 @@ int synth(const Options& options) {
   const model::ModelShape& shape = model::find_shape(options.shape);
   const model::SynthOptions wanted{.layout = layout_named("--layout", options.layout),
                                    .head_layout = layout_named("--head-layout", options.head_layout),
+                                   .params = {.tile_rows = options.tile_rows},
                                    .seed = options.seed,
                                    .n_layers = options.n_layers,
                                    .progress = true};
@@ -43,7 +44,8 @@ Action add_synth(CLI::App& program) {
       "synth",
       "Write a complete GGUF file of a known model's shape with random weights, to measure speed with. llama.cpp loads "
       "it "
-      "too (not opt, which it does not have). Rows are put together from 2048 random runs of 256 weights that are "
+      "too (not opt, which it does not have, nor zigzag layouts). Rows are put together from 2048 random runs of 256 "
+      "weights that are "
       "encoded once, so a file takes seconds; norms are 1, the tokenizer is a stand-in of the right size.");
   command->add_option("SHAPE", options->shape, "one of " + names)->required();
   command->add_option("-o,--out", options->out, "the file to write")->required()->type_name("FILE");
@@ -53,6 +55,11 @@ Action add_synth(CLI::App& program) {
   command->add_option("--head-layout", options->head_layout, "of the output head, or a tied model's embedding table")
       ->capture_default_str()
       ->type_name("NAME");
+  command
+      ->add_option("--tile-rows", options->tile_rows,
+                   "zigzag layouts: outputs of a column that lie together, a multiple of 256; 0: whole columns")
+      ->capture_default_str()
+      ->type_name("N");
   add_seed(*command, options->seed, "start of the random numbers");
   command->add_option("--layers", options->n_layers, "only so many layers; 0: all")
       ->check(CLI::Range(int64_t{0}, int64_t{1000}))

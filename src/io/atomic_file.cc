@@ -111,6 +111,20 @@ void AtomicFile::flush() {
   buffer_.clear();
 }
 
+void AtomicFile::overwrite(int64_t position, std::span<const std::byte> bytes) {
+  flush();
+  while (!bytes.empty()) {
+    const ssize_t written = ::pwrite(fd_, bytes.data(), bytes.size(), off_t(position));
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      throw Error("{}: cannot write byte {} again: {}; nothing is left under this name", path_, position,
+                  std::strerror(errno));
+    }
+    position += written;
+    bytes = bytes.subspan(size_t(written));
+  }
+}
+
 void AtomicFile::commit() {
   flush();
   if (temporary_.empty()) {

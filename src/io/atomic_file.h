@@ -19,6 +19,8 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
   void write(std::span<const std::byte> bytes);
   int64_t position() const { return position_; }
+  /// Replaces bytes that were written before; throws Error for a pipe, which has no way back.
+  void overwrite(int64_t position, std::span<const std::byte> bytes);
   void commit();
 
  private:

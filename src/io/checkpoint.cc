@@ -27,9 +27,9 @@ struct Checkpoint::Data {
   std::map<std::string, size_t, std::less<>> index;
 
   void add(std::string name, const layout::Layout& layout, std::vector<int64_t> dims, layout::Shape shape,
-           std::span<const std::byte> bytes) {
+           std::span<const std::byte> bytes, layout::Params params = {}) {
     index.emplace(name, tensors.size());
-    tensors.push_back({std::move(name), &layout, shape, std::move(dims), bytes});
+    tensors.push_back({std::move(name), &layout, shape, std::move(dims), bytes, params});
   }
   void read_gguf();
   void read_huggingface();
@@ -72,13 +72,14 @@ void Checkpoint::Data::read_gguf() {
         throw Error("{}: tensor {}: {} describes it, but its type is {}, not I8", path, tensor.name, kManifestKey,
                     ggml_type_name(tensor.type));
       const layout::Layout& layout = packed_layout(tensor.name, packed->second, path);
+      const layout::Params params = packed_params(tensor.name, packed->second, layout, path);
       const layout::Shape shape = packed->second.shape;
       const int64_t bytes = layout.size_bytes(layout, shape);
       if (bytes != int64_t(tensor.bytes.size()))
         throw Error("{}: tensor {}: {} [{}, {}] takes {} bytes, found {}", path, tensor.name, layout.name, shape.N,
                     shape.K, bytes, tensor.bytes.size());
       manifest.erase(packed);
-      add(std::move(tensor.name), layout, {shape.N, shape.K}, shape, tensor.bytes);
+      add(std::move(tensor.name), layout, {shape.N, shape.K}, shape, tensor.bytes, params);
       continue;
     }
     const layout::Layout* layout = layout::find_ggml_type(tensor.type);

@@ -18,7 +18,8 @@ void copy_gguf(const Checkpoint& source, const Metadata& metadata, const std::st
   if (source.source() != Source::gguf || metadata.contains("split.count"))
     throw Error("{}: only a GGUF file in one piece can be copied; `lacuna quantize` makes one", source.path());
   std::vector<TensorPlan> plan;
-  for (const Tensor& tensor : source.tensors()) plan.push_back({tensor.name, tensor.layout, tensor.dims});
+  for (const Tensor& tensor : source.tensors())
+    plan.push_back({tensor.name, tensor.layout, tensor.dims, tensor.params});
   GgufWriter writer(path, metadata, std::move(plan));
   for (const Tensor& tensor : source.tensors()) writer.write(tensor.bytes);
   writer.finish();

@@ -6,6 +6,8 @@
 #include "core/checked_math.h"
 #include "core/error.h"
 #include "io/gguf.h"
+#include "io/manifest.h"
+#include "layout/zigzag.h"
 
 namespace lacuna::io {
 
@@ -71,15 +73,39 @@ class Header {
   AtomicFile& file_;
 };
 
+bool is_packed(const TensorPlan& tensor) { return tensor.layout->ggml_type < 0; }
+
+/// The manifest of a plan; entries of the older one are kept where they describe the same.
+Manifest plan_manifest(const std::vector<TensorPlan>& tensors, const Metadata& metadata, const std::string& path) {
+  Manifest older, out;
+  if (const auto text = metadata.string(kManifestKey)) older = parse_manifest(*text, path);
+  for (const TensorPlan& tensor : tensors) {
+    if (!is_packed(tensor)) continue;
+    ManifestTensor entry = manifest_entry(*tensor.layout, {tensor.dims[0], tensor.dims[1]}, tensor.params);
+    const auto copied = older.find(tensor.name);
+    if (copied != older.end() && copied->second.layout == entry.layout && copied->second.shape == entry.shape &&
+        copied->second.params == entry.params)
+      entry = copied->second;
+    out.emplace(tensor.name, std::move(entry));
+  }
+  return out;
+}
+
 /// Bytes of a planned tensor; checks what a reader would refuse.
 int64_t planned_bytes(const TensorPlan& tensor) {
   if (tensor.name.empty()) throw Error("a planned tensor has no name");
-  if (tensor.layout == nullptr || tensor.layout->ggml_type < 0)
-    throw Error("tensor {}: its layout has no GGUF type", tensor.name);
+  if (tensor.layout == nullptr) throw Error("tensor {}: a planned tensor has no layout", tensor.name);
   if (tensor.dims.empty() || tensor.dims.size() > 4)
     throw Error("tensor {}: {} dimensions; GGUF holds 1 to 4", tensor.name, tensor.dims.size());
   for (const int64_t dim : tensor.dims)
     if (dim < 1) throw Error("tensor {}: a dimension of {}", tensor.name, dim);
+  if (is_packed(tensor)) {
+    if (tensor.dims.size() != 2)
+      throw Error("tensor {}: {} dimensions; {} holds matrices only", tensor.name, tensor.dims.size(),
+                  tensor.layout->name);
+    layout::check_zigzag_params(tensor.params);
+    return tensor.layout->size_bytes(*tensor.layout, {tensor.dims[0], tensor.dims[1]});
+  }
   const int64_t K = tensor.dims.back();
   if (K % tensor.layout->block_cols != 0)
     throw Error("tensor {}: K = {}, but {} needs a multiple of {}", tensor.name, K, tensor.layout->name,
@@ -104,24 +130,40 @@ void write_padding(AtomicFile& file, int64_t alignment) {
 
 GgufWriter::GgufWriter(const std::string& path, const Metadata& metadata, std::vector<TensorPlan> tensors)
     : file_(path), tensors_(std::move(tensors)), alignment_(gguf_alignment(metadata, path)) {
+  std::vector<int64_t> sizes;
+  for (const TensorPlan& tensor : tensors_) sizes.push_back(planned_bytes(tensor));
+  const Manifest manifest = plan_manifest(tensors_, metadata, path);
   Header header(file_);
   file_.write(std::as_bytes(std::span(std::string_view("GGUF"))));
   header.number(uint32_t{3});
   header.number(uint64_t(tensors_.size()));
-  header.number(uint64_t(metadata.entries().size()));
+  header.number(uint64_t(metadata.entries().size()) - (metadata.contains(kManifestKey) ? 1 : 0) +
+                (manifest.empty() ? 0 : 1));
   for (const auto& [key, value] : metadata.entries()) {
+    if (key == kManifestKey) continue;
     header.text(key);
     header.value(value);
   }
+  if (!manifest.empty()) {
+    std::map<std::string, size_t, std::less<>> at;
+    const std::string text = format_manifest(manifest, at);
+    header.text(kManifestKey);
+    header.value(text);
+    for (const auto& [name, offset] : at)
+      if (manifest.at(name).sha256.empty())
+        sha256_at_[name] = file_.position() - int64_t(text.size()) + int64_t(offset);
+  }
   std::set<std::string_view> names;
   int64_t offset = 0;
-  for (const TensorPlan& tensor : tensors_) {
-    const int64_t bytes = planned_bytes(tensor);
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const TensorPlan& tensor = tensors_[i];
+    const int64_t bytes = sizes[i];
+    const std::vector<int64_t> dims = is_packed(tensor) ? std::vector<int64_t>{bytes} : tensor.dims;
     if (!names.insert(tensor.name).second) throw Error("{}: tensor {} is planned twice", path, tensor.name);
     header.text(tensor.name);
-    header.number(uint32_t(tensor.dims.size()));
-    for (auto dim = tensor.dims.rbegin(); dim != tensor.dims.rend(); ++dim) header.number(uint64_t(*dim));
-    header.number(uint32_t(tensor.layout->ggml_type));
+    header.number(uint32_t(dims.size()));
+    for (auto dim = dims.rbegin(); dim != dims.rend(); ++dim) header.number(uint64_t(*dim));
+    header.number(uint32_t(is_packed(tensor) ? kGgmlTypeI8 : tensor.layout->ggml_type));
     header.number(uint64_t(offset));
     const auto end = checked_add(offset, bytes);
     const auto padded = end ? checked_add(*end, alignment_ - 1) : std::nullopt;
@@ -151,11 +193,19 @@ void GgufWriter::advance() {
   written_of_current_ = 0;
 }
 
+void GgufWriter::set_source_sha256(const std::string& tensor, const std::string& hex) {
+  const auto place = sha256_at_.find(tensor);
+  if (place == sha256_at_.end()) throw Error("tensor {}: no digest of its source is expected", tensor);
+  file_.overwrite(place->second, std::as_bytes(std::span(hex)));
+  sha256_at_.erase(place);
+}
+
 int64_t GgufWriter::finish() {
   if (current_ != tensors_.size()) {
     const TensorPlan& tensor = tensors_[current_];
     throw Error("tensor {}: {} of {} bytes were written", tensor.name, written_of_current_, planned_bytes(tensor));
   }
+  if (!sha256_at_.empty()) throw Error("tensor {}: the digest of its source is missing", sha256_at_.begin()->first);
   file_.commit();
   return file_.position();
 }

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,11 +17,14 @@ namespace lacuna::io {
 struct TensorPlan {
   std::string name;
   const layout::Layout* layout = nullptr;
-  std::vector<int64_t> dims;  // slowest first; the last is K
+  std::vector<int64_t> dims;  // slowest first; the last is K. A packed layout's are N and K
+  layout::Params params = {};
 };
 
 /// Header first, from a complete plan; then each tensor's bytes in the plan's order, in as many pieces as the caller
-/// likes.
+/// likes. Tensors in packed layouts become I8 tensors and the key lacuna.manifest is written for them: an entry that
+/// `metadata` has for the same layout, shape and parameters is kept (the tensor is a copy), others are new and need
+/// set_source_sha256. An older manifest's other entries are dropped.
 class GgufWriter {
  public:
   /// Writes to a temporary name beside `path`. Throws Error on any failure to write.
@@ -29,7 +32,10 @@ class GgufWriter {
   ~GgufWriter();  // without finish(): the temporary file is removed
   /// The next bytes of the tensor being written. Padding between tensors is the writer's business.
   void write(std::span<const std::byte> bytes);
-  /// Checks that every planned byte came, syncs and renames to the final name. Returns the file's size in bytes.
+  /// The SHA-256 of what a packed tensor was made from, as 64 hex digits; any time before finish().
+  void set_source_sha256(const std::string& tensor, const std::string& hex);
+  /// Checks that every planned byte and digest came, syncs and renames to the final name. Returns the file's size in
+  /// bytes.
   int64_t finish();
 
  private:
@@ -38,6 +44,7 @@ class GgufWriter {
   size_t current_ = 0;
   int64_t written_of_current_ = 0;
   int64_t alignment_;
+  std::map<std::string, int64_t, std::less<>> sha256_at_;  // places in the file of the digests that are still to come
   void advance();
 };
 

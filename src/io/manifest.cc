@@ -5,10 +5,14 @@
 #include "core/checked_math.h"
 #include "core/error.h"
 #include "io/json.h"
+#include "layout/zigzag.h"
 
 namespace lacuna::io {
 
 namespace {
+
+constexpr size_t kSha256Digits = 64;
+constexpr const char* kTileRows = "tile_rows";
 
 void refuse_other_keys(const nlohmann::json& object, std::initializer_list<std::string_view> known,
                        const std::string& where) {
@@ -34,7 +38,7 @@ ManifestTensor read_tensor(const nlohmann::json& json, const std::string& where)
   for (const auto& [key, value] : params.items()) out.params[key] = typed.need_integer(key.c_str());
   out.sha256 = object.need_string("sha256");
   const auto is_hex = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
-  if (out.sha256.size() != 64 || !std::all_of(out.sha256.begin(), out.sha256.end(), is_hex))
+  if (out.sha256.size() != kSha256Digits || !std::all_of(out.sha256.begin(), out.sha256.end(), is_hex))
     throw Error("{}: sha256 must be 64 lower-case hex digits, found \"{}\"", where, out.sha256);
   return out;
 }
@@ -67,6 +71,50 @@ const layout::Layout& packed_layout(const std::string& tensor, const ManifestTen
   }
   throw Error("{}: tensor {}: unknown packed layout \"{}\"; known are: {}", where, tensor, entry.layout,
               known.empty() ? "none in this version" : known);
+}
+
+layout::Params packed_params(const std::string& tensor, const ManifestTensor& entry, const layout::Layout& layout,
+                             const std::string& where) {
+  for (const auto& [name, value] : entry.params)
+    if (name != kTileRows)
+      throw Error("{}: tensor {}: unknown parameter \"{}\"; {} has {}", where, tensor, name, layout.name, kTileRows);
+  const auto tile_rows = entry.params.find(kTileRows);
+  if (tile_rows == entry.params.end())
+    throw Error("{}: tensor {}: {} needs the parameter {}", where, tensor, layout.name, kTileRows);
+  const layout::Params out{.tile_rows = tile_rows->second};
+  try {
+    layout::check_zigzag_params(out);
+  } catch (const Error& error) {
+    throw Error("{}: tensor {}: {}", where, tensor, error.what());
+  }
+  return out;
+}
+
+ManifestTensor manifest_entry(const layout::Layout& layout, layout::Shape shape, layout::Params params) {
+  return {.layout = std::string(layout.name),
+          .shape = shape,
+          .nnz = shape.N * shape.K,
+          .params = {{kTileRows, params.tile_rows}},
+          .sha256 = {}};
+}
+
+std::string format_manifest(const Manifest& manifest, std::map<std::string, size_t, std::less<>>& sha256_at) {
+  const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(); };
+  std::string out = fmt::format("{{\"version\":{},\"tensors\":{{", kManifestVersion);
+  for (const auto& [name, tensor] : manifest) {
+    if (!sha256_at.empty()) out += ',';
+    out += fmt::format("{}:{{\"layout\":{},\"N\":{},\"K\":{},\"nnz\":{},\"params\":{{", quoted(name),
+                       quoted(tensor.layout), tensor.shape.N, tensor.shape.K, tensor.nnz);
+    for (bool first = true; const auto& [parameter, value] : tensor.params) {
+      out += fmt::format("{}{}:{}", first ? "" : ",", quoted(parameter), value);
+      first = false;
+    }
+    out += "},\"sha256\":\"";
+    sha256_at[name] = out.size();
+    out += tensor.sha256.empty() ? std::string(kSha256Digits, '0') : tensor.sha256;
+    out += "\"}";
+  }
+  return out + "}}";
 }
 
 }  // namespace lacuna::io

@@ -3,7 +3,8 @@
 // A JSON string under one metadata key, so that any GGUF tool can list the file:
 //   {"version": 1, "tensors": {NAME: {"layout": LAYOUT, "N": outputs, "K": inputs, "nnz": kept weights,
 //    "params": {PARAMETER: integer, ...}, "sha256": 64 hex digits of the source tensor's bytes}, ...}}
-// Every key is needed; others are refused.
+// Every key is needed; others are refused. The zigzag layouts drop no weight (nnz = N*K) and have the one parameter
+// tile_rows.
 #pragma once
 
 #include <cstdint>
@@ -34,5 +35,16 @@ Manifest parse_manifest(std::string_view text, const std::string& where);
 
 /// The layout that a manifest names. Throws Error naming the tensor and listing the packed layouts when there is none.
 const layout::Layout& packed_layout(const std::string& tensor, const ManifestTensor& entry, const std::string& where);
+/// The parameters of an entry of that layout. Throws Error naming the tensor for one that the layout does not have, one
+/// that is missing, and a value that it does not take.
+layout::Params packed_params(const std::string& tensor, const ManifestTensor& entry, const layout::Layout& layout,
+                             const std::string& where);
+
+/// The entry of a tensor in a packed layout; sha256 is left empty.
+ManifestTensor manifest_entry(const layout::Layout& layout, layout::Shape shape, layout::Params params);
+
+/// The inverse of parse_manifest. sha256_at: where each tensor's digest begins in the text, by name. An empty digest is
+/// written as zeros, to be filled in there.
+std::string format_manifest(const Manifest& manifest, std::map<std::string, size_t, std::less<>>& sha256_at);
 
 }  // namespace lacuna::io

@@ -9,15 +9,17 @@
 #include "core/error.h"
 #include "core/mapped_file.h"
 #include "core/progress.h"
+#include "core/sha256.h"
 #include "io/gguf_writer.h"
 #include "io/manifest.h"
 #include "layout/fallback.h"
+#include "layout/zigzag.h"
 
 namespace lacuna::io {
 namespace {
 
 constexpr int64_t kChunkBytes = int64_t{8} << 20;  // of the output, in memory at once
-constexpr int64_t kRowsPerTask = 4;
+constexpr int64_t kStripCols = 512;                // of a task, a multiple of every block
 constexpr std::string_view kRopeFactors = "rope_freqs.weight";
 constexpr float kLargestHalf = 65504;
 constexpr double kHeadBits = 6.5;  // a head below q6_K costs more quality than it saves
@@ -58,16 +60,24 @@ std::optional<uint32_t> file_type(layout::Id id) {
   }
 }
 
+/// The K-quant of a zigzag layout's bits; row layouts as they are.
+layout::Id row_layout(layout::Id id) {
+  const layout::Layout& layout = layout::get(id);
+  return layout.zigzag ? layout::superblock_layout(layout).id : id;
+}
+
 layout::Id wanted_layout(const Checkpoint& source, const Tensor& tensor, const QuantizeOptions& options) {
   if (!is_matrix(tensor)) return layout::Id::f32;
   if (tensor.name == "position_embd.weight") return tensor.layout->id;
-  if (options.pure) return options.layout;
   const bool embedding = tensor.name == "token_embd.weight";
   const bool head = tensor.name == "output.weight" || (embedding && !source.find("output.weight"));
+  if (!embedding && !head) return tensor.dims.size() == 2 ? options.layout : row_layout(options.layout);
+  const layout::Id id = row_layout(options.layout);
+  if (options.pure) return id;
   if (embedding && options.embedding_layout) return *options.embedding_layout;
-  if (!head) return options.layout;
+  if (!head) return id;
   if (options.head_layout) return *options.head_layout;
-  return layout::get(options.layout).bits_per_weight() < kHeadBits ? layout::Id::q6_K : options.layout;
+  return layout::get(id).bits_per_weight() < kHeadBits ? layout::Id::q6_K : id;
 }
 
 /// What each rotary frequency is divided by under Llama 3.1's scaling, which GGUF stores as a tensor, not as keys;
@@ -122,46 +132,133 @@ std::vector<int64_t> row_order(const Checkpoint& source, const Tensor& tensor) {
   return rope_adjacent_rows(heads, rows / heads);
 }
 
-/// Converts the rows [row0, row0 + rows) of the output into `out`.
+/// Converts one tensor, in regions of at most 256 rows and kStripCols columns: what fits the second cache.
 class Converter {
  public:
-  Converter(const Checkpoint& source, const Tensor& tensor, const layout::Layout& to)
-      : tensor_(tensor), to_(to), matrix_(is_matrix(tensor)), order_(row_order(source, tensor)) {
-    source_row_bytes_ = tensor.layout->row_bytes(tensor.shape.K);
-    row_bytes_ = to.row_bytes(tensor.shape.K);
+  Converter(const Tensor& tensor, const QuantizeReport::Tensor& planned, std::vector<int64_t> order)
+      : tensor_(tensor),
+        from_(*tensor.layout),
+        to_(*planned.stored),
+        params_(planned.params),
+        K_(tensor.shape.K),
+        matrix_(is_matrix(tensor)),
+        order_(std::move(order)) {
+    strip_cols_ = matrix_ ? kStripCols : K_;
   }
-  void rows(int64_t row0, int64_t count, ThreadPool& pool, std::byte* out) const {
-    pool.parallel_for(count, kRowsPerTask, [&](int64_t begin, int64_t end) {
-      std::vector<float> w(size_t(tensor_.shape.K));
-      for (int64_t i = begin; i < end; ++i) row(row0 + i, w, {out + i * row_bytes_, size_t(row_bytes_)});
+
+  /// Row layouts: rows [row0, row0 + count) of the output into `out`.
+  void rows(int64_t row0, int64_t count, ThreadPool& pool, std::span<std::byte> out) const {
+    const int64_t strips = strips_of_row();
+    pool.parallel_for(layout::super_rows(count) * strips, 1, [&](int64_t begin, int64_t end) {
+      std::vector<float> w;
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t first = task / strips * layout::kSuperRows, k0 = task % strips * strip_cols_;
+        const Region region{row0 + first, std::min(layout::kSuperRows, count - first), k0,
+                            std::min(strip_cols_, K_ - k0)};
+        encode_rows(region, w, out.subspan(size_t(first * to_.row_bytes(K_))));
+      }
     });
   }
 
+  /// Zigzag layouts: the whole matrix. Returns the SHA-256 of the source's bytes.
+  std::string zigzag(ThreadPool& pool, std::span<std::byte> out) const {
+    const int64_t strips = strips_of_row();
+    std::string digest;
+    const bool moved = &from_ == &to_;
+    // Task 0 is the digest, which takes one worker about as long as one of the others takes for 50 rows of a matrix.
+    pool.parallel_for(1 + (moved ? 1 : layout::super_rows(tensor_.shape.N) * strips), 1,
+                      [&](int64_t begin, int64_t end) {
+                        std::vector<float> w;
+                        for (int64_t task = begin; task < end; ++task) {
+                          const int64_t r = (task - 1) / strips, k0 = (task - 1) % strips * strip_cols_;
+                          if (task == 0)
+                            digest = sha256_hex(tensor_.bytes);
+                          else if (moved)
+                            move_superblocks(out);
+                          else
+                            encode_superblocks(r, k0, w, out);
+                        }
+                      });
+    return digest;
+  }
+
  private:
-  void row(int64_t n, std::vector<float>& w, std::span<std::byte> out) const {
-    const int64_t from = matrix_ && !order_.empty() ? order_[size_t(n)] : n;
-    const auto bytes = tensor_.bytes.subspan(size_t(from * source_row_bytes_), size_t(source_row_bytes_));
-    tensor_.layout->decode_row(*tensor_.layout, bytes, w);
+  struct Region {
+    int64_t row0, rows, k0, cols;
+  };
+
+  int64_t strips_of_row() const { return (K_ + strip_cols_ - 1) / strip_cols_; }
+  int64_t source_row(int64_t n) const { return matrix_ && !order_.empty() ? order_[size_t(n)] : n; }
+  std::span<const std::byte> source_bytes(int64_t n, int64_t k0, int64_t cols) const {
+    const int64_t at = source_row(n) * from_.row_bytes(K_) + from_.row_bytes(k0);
+    return tensor_.bytes.subspan(size_t(at), size_t(from_.row_bytes(cols)));
+  }
+
+  /// w: [rows, cols]. Returns the largest magnitude.
+  float decode(const Region& region, std::vector<float>& w) const {
+    w.resize(size_t(region.rows * region.cols));
+    if (from_.zigzag)
+      layout::decode_zigzag_columns(from_, tensor_.shape, tensor_.params, tensor_.bytes, region.row0, region.rows,
+                                    region.k0, region.cols, w.data());
+    else
+      for (int64_t i = 0; i < region.rows; ++i)
+        from_.decode_row(from_, source_bytes(region.row0 + i, region.k0, region.cols),
+                         std::span(w).subspan(size_t(i * region.cols), size_t(region.cols)));
     if (const int64_t bad = layout::find_non_finite(w); bad >= 0)
       throw Error("{}: the value at row {}, column {} is {}; a model with NaN or infinity cannot be quantized",
-                  tensor_.name, from, bad, w[size_t(bad)]);
-    if (tensor_.layout == &to_ && (matrix_ || order_.empty())) {
-      std::memcpy(out.data(), bytes.data(), bytes.size());
-      return;
-    }
+                  tensor_.name, source_row(region.row0 + bad / region.cols), region.k0 + bad % region.cols,
+                  w[size_t(bad)]);
+    return magnitude(w);
+  }
+
+  void encode_rows(const Region& region, std::vector<float>& w, std::span<std::byte> out) const {
+    const float largest = decode(region, w);
     if (!matrix_ && !order_.empty()) {
       const std::vector<float> unordered = w;
       for (size_t k = 0; k < w.size(); ++k) w[k] = unordered[size_t(order_[k])];
     }
-    to_.encode_row(to_, w, {}, out);
-    // f16 values and f16 scales saturate, which only rows this large can show.
-    if (const float largest = magnitude(w); largest > kLargestHalf) {
-      std::vector<float> stored(w.size());
-      to_.decode_row(to_, out, stored);
-      if (to_.id == layout::Id::f16 || magnitude(stored) < 0.75f * largest)
-        throw Error("{}: row {} has values that {} cannot hold (its largest magnitude is {}); try bf16", tensor_.name,
-                    from, to_.name, largest);
+    for (int64_t i = 0; i < region.rows; ++i) {
+      const auto row =
+          out.subspan(size_t(i * to_.row_bytes(K_) + to_.row_bytes(region.k0)), size_t(to_.row_bytes(region.cols)));
+      const auto values = std::span(w).subspan(size_t(i * region.cols), size_t(region.cols));
+      if (&from_ == &to_ && (matrix_ || order_.empty())) {
+        const auto bytes = source_bytes(region.row0 + i, region.k0, region.cols);
+        std::memcpy(row.data(), bytes.data(), bytes.size());
+        continue;
+      }
+      to_.encode_row(to_, values, {}, row);
+      if (largest <= kLargestHalf) continue;
+      std::vector<float> stored(values.size());
+      to_.decode_row(to_, row, stored);
+      check_held(magnitude(values), magnitude(stored), source_row(region.row0 + i));
     }
+  }
+
+  void encode_superblocks(int64_t r, int64_t k0, std::vector<float>& w, std::span<std::byte> out) const {
+    const int64_t row0 = r * layout::kSuperRows;
+    const Region region{row0, std::min(layout::kSuperRows, tensor_.shape.N - row0), k0, std::min(strip_cols_, K_ - k0)};
+    const float largest = decode(region, w);
+    layout::encode_zigzag_columns(to_, tensor_.shape, params_, r, k0, region.cols, w.data(), out);
+    if (largest <= kLargestHalf) return;
+    std::vector<float> stored(w.size());
+    layout::decode_zigzag_columns(to_, tensor_.shape, params_, out, row0, region.rows, k0, region.cols, stored.data());
+    for (size_t i = 0; i < w.size(); ++i)
+      check_held(std::abs(w[i]), std::abs(stored[i]), source_row(row0 + int64_t(i) / region.cols));
+  }
+
+  void move_superblocks(std::span<std::byte> out) const {
+    const int64_t bad = layout::first_bad_row(from_, tensor_.shape, tensor_.bytes, tensor_.params);
+    if (bad >= 0)
+      throw Error("{}: a scale of rows {} and on is NaN or infinity; such a model cannot be quantized", tensor_.name,
+                  bad);
+    layout::permute_zigzag(from_, tensor_.shape, tensor_.params, tensor_.bytes, params_, out);
+  }
+
+  /// f16 values and f16 scales saturate, which only rows this large can show.
+  void check_held(float wanted, float stored, int64_t row) const {
+    if (wanted > kLargestHalf && (to_.id == layout::Id::f16 || stored < 0.75f * wanted))
+      throw Error("{}: row {} has values that {} cannot hold (its largest magnitude is {}); try bf16", tensor_.name,
+                  row, to_.name, wanted);
   }
   static float magnitude(std::span<const float> w) {
     float largest = 0;
@@ -170,11 +267,30 @@ class Converter {
   }
 
   const Tensor& tensor_;
-  const layout::Layout& to_;
+  const layout::Layout &from_, &to_;
+  layout::Params params_;
+  int64_t K_;
   bool matrix_;
   std::vector<int64_t> order_;
-  int64_t source_row_bytes_ = 0, row_bytes_ = 0;
+  int64_t strip_cols_ = 0;
 };
+
+/// Rows that are written at once; of a zigzag source whole superblock rows, so that each is decoded once.
+int64_t rows_of_chunk(const Tensor& tensor, int64_t row_bytes) {
+  const int64_t rows = std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, row_bytes));
+  return tensor.layout->zigzag ? layout::super_rows(rows) * layout::kSuperRows : rows;
+}
+
+void check_options(const QuantizeOptions& options) {
+  layout::check_zigzag_params(options.params);
+  if (options.params.tile_rows != 0 && !layout::get(options.layout).zigzag)
+    throw Error("{} has no tile_rows; it is a parameter of the zigzag layouts", layout::get(options.layout).name);
+  for (const auto& [id, what] :
+       {std::pair{options.head_layout, "output head"}, std::pair{options.embedding_layout, "embedding table"}})
+    if (id && layout::get(*id).zigzag)
+      throw Error("the {} cannot be {}: give it a row layout, one of {}", what, layout::get(*id).name,
+                  layout::known_row_names());
+}
 
 }  // namespace
 
@@ -188,6 +304,7 @@ std::vector<const QuantizeReport::Tensor*> QuantizeReport::fell_back() const {
 QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& options) {
   if (source.tensors().empty())
     throw Error("{}: the model has no tensors, so there is nothing to quantize", source.path());
+  check_options(options);
   QuantizeReport report;
   for (const Tensor& tensor : source.tensors()) {
     const layout::Id wanted = wanted_layout(source, tensor, options);
@@ -197,6 +314,7 @@ QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& op
                               .source = tensor.layout,
                               .wanted = &layout::get(wanted),
                               .stored = &stored,
+                              .params = stored.zigzag ? options.params : layout::Params{},
                               .count = tensor.shape.N * tensor.shape.K,
                               .bytes = stored.size_bytes(stored, tensor.shape)});
     const QuantizeReport::Tensor& planned = report.tensors.back();
@@ -209,7 +327,7 @@ QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& op
   }
   if (const auto factors = int64_t(llama3_rope_factors(source).size()); factors > 0) {
     const layout::Layout* f32 = &layout::get(layout::Id::f32);
-    report.tensors.push_back({std::string(kRopeFactors), {factors}, f32, f32, f32, factors, factors * 4});
+    report.tensors.push_back({std::string(kRopeFactors), {factors}, f32, f32, f32, {}, factors, factors * 4});
     report.params += factors;
     report.bytes += factors * 4;
   }
@@ -226,7 +344,8 @@ QuantizeReport quantize(const Checkpoint& source, const std::string& path, const
                         ThreadPool& pool) {
   QuantizeReport report = plan_quantize(source, options);
   std::vector<TensorPlan> plan;
-  for (const QuantizeReport::Tensor& tensor : report.tensors) plan.push_back({tensor.name, tensor.stored, tensor.dims});
+  for (const QuantizeReport::Tensor& tensor : report.tensors)
+    plan.push_back({tensor.name, tensor.stored, tensor.dims, tensor.params});
   const std::vector<float> rope_factors = llama3_rope_factors(source);
   GgufWriter writer(path, output_metadata(source, options, !rope_factors.empty()), std::move(plan));
 
@@ -236,15 +355,22 @@ QuantizeReport quantize(const Checkpoint& source, const std::string& path, const
   for (size_t t = 0; t < source.tensors().size(); ++t) {
     const Tensor& tensor = source.tensors()[t];
     const layout::Layout& to = *report.tensors[t].stored;
-    const Converter converter(source, tensor, to);
-    const int64_t row_bytes = to.row_bytes(tensor.shape.K);
-    const int64_t rows = std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, row_bytes));
-    for (int64_t row0 = 0; row0 < tensor.shape.N; row0 += rows) {
-      const int64_t count = std::min(rows, tensor.shape.N - row0);
-      chunk.resize(size_t(count * row_bytes));
-      converter.rows(row0, count, pool, chunk.data());
+    const Converter converter(tensor, report.tensors[t], row_order(source, tensor));
+    if (to.zigzag) {
+      chunk.resize(size_t(report.tensors[t].bytes));
+      writer.set_source_sha256(tensor.name, converter.zigzag(pool, chunk));
       writer.write(chunk);
-      if (progress) progress->add(count * row_bytes);
+      if (progress) progress->add(int64_t(chunk.size()));
+    } else {
+      const int64_t row_bytes = to.row_bytes(tensor.shape.K);
+      const int64_t rows = rows_of_chunk(tensor, row_bytes);
+      for (int64_t row0 = 0; row0 < tensor.shape.N; row0 += rows) {
+        const int64_t count = std::min(rows, tensor.shape.N - row0);
+        chunk.resize(size_t(count * row_bytes));
+        converter.rows(row0, count, pool, chunk);
+        writer.write(chunk);
+        if (progress) progress->add(count * row_bytes);
+      }
     }
     MappedFile::release(tensor.bytes);
   }

@@ -8,6 +8,9 @@
 //                                  A tied model's head is its embedding table, so that one gets it.
 //   the embedding table            `embedding_layout`, else the layout asked for (one row is read a token)
 //   all other matrices             the layout asked for
+// A zigzag layout is for the matrices that a token is multiplied with: embedding and head get what they would get if
+// the K-quant of the same bits (zz4_k: q4_K, zz8: q8_0) had been asked for, so that the two files differ in nothing
+// else; also with `pure`.
 // That is llama.cpp's rule for the head; its Q4_K_M and Q4_K_S mixes also give some attn_v and ffn_down more bits,
 // which this does not. Rows that do not fit a layout's blocks fall back (layout/fallback.h); the report names them.
 #pragma once
@@ -25,9 +28,10 @@ namespace lacuna::io {
 
 struct QuantizeOptions {
   layout::Id layout = layout::Id::q4_K;
-  std::optional<layout::Id> head_layout, embedding_layout;
-  bool pure = false;    // every matrix in `layout`
-  bool strict = false;  // a tensor that would fall back is an Error
+  layout::Params params = {};                               // of `layout`
+  std::optional<layout::Id> head_layout, embedding_layout;  // row layouts
+  bool pure = false;                                        // every matrix in `layout`
+  bool strict = false;                                      // a tensor that would fall back is an Error
   bool progress = true;
 };
 
@@ -38,6 +42,7 @@ struct QuantizeReport {
     const layout::Layout* source = nullptr;
     const layout::Layout* wanted = nullptr;
     const layout::Layout* stored = nullptr;  // differs from wanted: it fell back
+    layout::Params params = {};              // of `stored`
     int64_t count = 0, bytes = 0;
   };
   std::vector<Tensor> tensors;
@@ -52,9 +57,10 @@ struct QuantizeReport {
 /// What would be stored, without writing anything. Throws Error in strict mode when a tensor falls back.
 QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& options);
 
-/// Writes `path` (atomically; nothing is left on an error). q and k rows of a Hugging Face "llama" are put into GGUF's
-/// order of rotary pairs. Throws Error naming the tensor for NaN and infinity and for values that the layout cannot
-/// hold.
+/// Writes `path` (atomically; nothing is left on an error). A matrix is in memory at most once, in its new layout.
+/// Between zigzag layouts that differ in tile_rows only, superblocks are moved, not encoded again. q and k rows of a
+/// Hugging Face "llama" are put into GGUF's order of rotary pairs. Throws Error naming the tensor for NaN and infinity
+/// and for values that the layout cannot hold.
 QuantizeReport quantize(const Checkpoint& source, const std::string& path, const QuantizeOptions& options,
                         ThreadPool& pool);
 

@@ -58,14 +58,14 @@ class Binder {
   std::vector<float> vector(const std::string& name, int64_t K) {
     const io::Tensor& tensor = matrix(name, 1, K);
     std::vector<float> values(static_cast<size_t>(K));
-    layout::decode_rows(*tensor.layout, tensor.shape, tensor.bytes, 0, 1, values.data());
+    layout::decode_rows(*tensor.layout, tensor.shape, tensor.bytes, 0, 1, values.data(), tensor.params);
     return values;
   }
 
   /// `name`.weight with its bias, if the file has one.
   WeightView weight(const std::string& name, int64_t N, int64_t K) {
     const io::Tensor& tensor = matrix(name + ".weight", N, K);
-    WeightView view{tensor.name, tensor.layout, tensor.shape, tensor.bytes, {}};
+    WeightView view{tensor.name, tensor.layout, tensor.shape, tensor.bytes, {}, tensor.params};
     if (has(name + ".bias")) view.bias = biases_.emplace_back(vector(name + ".bias", N));
     return view;
   }
@@ -193,7 +193,7 @@ void Decoder::Impl::bind(const io::Checkpoint& checkpoint, const LoadOptions& op
   if (binder.has("output.weight")) {
     output = binder.weight("output", c.n_vocab, n_word);
   } else {  // tied: the embedding is the head
-    output = {embedding->name, embedding->layout, embedding->shape, embedding->bytes, {}};
+    output = {embedding->name, embedding->layout, embedding->shape, embedding->bytes, {}, embedding->params};
   }
   head = kernels::make_cpu_linear_group({&output, 1}, pool, options.prepare);
   head->reserve(kHeadRows);
@@ -278,7 +278,8 @@ void Decoder::Impl::embed(std::span<const int32_t> ids, int64_t position) {
   float* rows = project_in ? word : x;
   pool.parallel_for(M, 16, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m)
-      layout::decode_rows(*embedding->layout, embedding->shape, embedding->bytes, ids[size_t(m)], 1, rows + m * n_word);
+      layout::decode_rows(*embedding->layout, embedding->shape, embedding->bytes, ids[size_t(m)], 1, rows + m * n_word,
+                          embedding->params);
   });
   if (project_in) {
     const std::array<Output, 1> out = {{{x, c.n_embd}}};
@@ -286,7 +287,7 @@ void Decoder::Impl::embed(std::span<const int32_t> ids, int64_t position) {
   }
   if (positions != nullptr) {
     layout::decode_rows(*positions->layout, positions->shape, positions->bytes, position + c.position_offset, M,
-                        position_rows);
+                        position_rows, positions->params);
     kernels::add(pool, position_rows, M * c.n_embd, x);
   }
 }

@@ -12,9 +12,11 @@
 #include "core/error.h"
 #include "core/progress.h"
 #include "core/rng.h"
+#include "core/sha256.h"
 #include "io/checkpoint.h"
 #include "io/gguf_writer.h"
 #include "layout/fallback.h"
+#include "layout/zigzag.h"
 
 namespace lacuna::model {
 namespace {
@@ -22,8 +24,9 @@ namespace {
 constexpr int64_t kRunCols = 256;    // weights of one run; a multiple of every layout's block
 constexpr int64_t kPoolRuns = 2048;  // distinct runs: 512K weights, 288 KiB in q4_K
 constexpr int64_t kChunkBytes = int64_t{16} << 20;
-constexpr int64_t kPositionOffset = 2;      // OPT's position table begins with two unused rows
-constexpr int64_t kOriginalContext = 8192;  // of Llama 3's rotary scaling
+constexpr int64_t kSuperblocksPerDraw = 256;  // superblocks of one random generator
+constexpr int64_t kPositionOffset = 2;        // OPT's position table begins with two unused rows
+constexpr int64_t kOriginalContext = 8192;    // of Llama 3's rotary scaling
 
 /// GPT-2's printable stand-in for each byte, as UTF-8.
 std::string byte_token(int byte) {
@@ -97,11 +100,17 @@ struct Part {
   Fill fill = Fill::random;
 };
 
+/// The K-quant of a zigzag layout's bits; row layouts as they are.
+layout::Id row_layout(layout::Id id) {
+  const layout::Layout& layout = layout::get(id);
+  return layout.zigzag ? layout::superblock_layout(layout).id : id;
+}
+
 class Plan {
  public:
   Plan(const ModelShape& shape, const SynthOptions& options, int64_t n_layers) : shape_(shape), options_(options) {
     const bool learned = shape.rope_base == 0;
-    matrix("token_embd", shape.n_vocab, shape.n_embd, shape.tied ? options.head_layout : options.layout);
+    matrix("token_embd", shape.n_vocab, shape.n_embd, shape.tied ? options.head_layout : row_layout(options.layout));
     if (learned) matrix("position_embd", shape.n_ctx + kPositionOffset, shape.n_embd, layout::Id::f16);
     if (shape.rope_factor != 1)
       parts.push_back(
@@ -126,7 +135,9 @@ class Plan {
 
  private:
   void matrix(const std::string& name, int64_t N, int64_t K, layout::Id id) {
-    parts.push_back({{name + ".weight", &layout::get(layout::fitting_layout(id, K)), {N, K}}, Part::Fill::random});
+    const layout::Layout& layout = layout::get(layout::fitting_layout(id, K));
+    parts.push_back(
+        {{name + ".weight", &layout, {N, K}, layout.zigzag ? options_.params : layout::Params{}}, Part::Fill::random});
   }
   void vector(const std::string& name, int64_t n, Part::Fill fill) {
     parts.push_back({{name, &layout::get(layout::Id::f32), {n}}, fill});
@@ -159,6 +170,28 @@ std::vector<std::byte> encode_pool(const layout::Layout& layout, int64_t K, uint
   return out;
 }
 
+/// Writes a zigzag matrix of superblocks drawn from `runs`.
+void write_superblocks(const io::TensorPlan& plan, const std::vector<std::byte>& runs, uint64_t seed, ThreadPool& pool,
+                       io::GgufWriter& writer, std::optional<Progress>& progress) {
+  const int64_t bytes = plan.layout->block_bytes;
+  const int64_t chunk_superblocks = kChunkBytes / bytes / kSuperblocksPerDraw * kSuperblocksPerDraw;
+  const int64_t count = layout::super_rows(plan.dims[0]) * plan.dims[1];
+  std::vector<std::byte> chunk;
+  for (int64_t first = 0; first < count; first += chunk_superblocks) {
+    const int64_t superblocks = std::min(chunk_superblocks, count - first);
+    chunk.resize(size_t(superblocks * bytes));
+    pool.parallel_for(superblocks, kSuperblocksPerDraw, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end;) {
+        Rng rng(seed ^ uint64_t((first + i) / kSuperblocksPerDraw));
+        for (const int64_t last = std::min(end, i + kSuperblocksPerDraw); i < last; ++i)
+          std::memcpy(chunk.data() + i * bytes, runs.data() + int64_t(rng.below(kPoolRuns)) * bytes, size_t(bytes));
+      }
+    });
+    writer.write(chunk);
+    if (progress) progress->add(int64_t(chunk.size()));
+  }
+}
+
 std::vector<float> vector_values(const Part& part, const ModelShape& shape) {
   std::vector<float> out(size_t(part.plan.dims[0]), part.fill == Part::Fill::ones ? 1.0f : 0.0f);
   if (part.fill != Part::Fill::rope_factors) return out;
@@ -177,12 +210,19 @@ int64_t synthesize(const ModelShape& shape, const std::string& path, const Synth
   const int64_t n_layers = options.n_layers > 0 ? options.n_layers : shape.n_layers;
   if (n_layers > shape.n_layers)
     throw Error("{} has {} layers, {} were asked for", shape.name, shape.n_layers, n_layers);
+  layout::check_zigzag_params(options.params);
+  if (options.params.tile_rows != 0 && !layout::get(options.layout).zigzag)
+    throw Error("{} has no tile_rows; it is a parameter of the zigzag layouts", layout::get(options.layout).name);
+  if (layout::get(options.head_layout).zigzag)
+    throw Error("the output head cannot be {}: give it a row layout, one of {}", layout::get(options.head_layout).name,
+                layout::known_row_names());
   const Plan plan(shape, options, n_layers);
   std::vector<io::TensorPlan> tensors;
   int64_t total = 0;
   for (const Part& part : plan.parts) {
     tensors.push_back(part.plan);
-    total += part.plan.layout->row_bytes(part.plan.dims.back()) * (part.plan.dims.size() > 1 ? part.plan.dims[0] : 1);
+    total += part.plan.layout->size_bytes(*part.plan.layout,
+                                          {part.plan.dims.size() > 1 ? part.plan.dims[0] : 1, part.plan.dims.back()});
   }
   io::GgufWriter writer(path, make_metadata(shape, n_layers), std::move(tensors));
 
@@ -197,11 +237,18 @@ int64_t synthesize(const ModelShape& shape, const std::string& path, const Synth
       writer.write(std::as_bytes(std::span(values)));
       continue;
     }
-    const layout::Layout& layout = *part.plan.layout;
-    const int64_t N = part.plan.dims[0], K = part.plan.dims[1], row_bytes = layout.row_bytes(K);
-    const int64_t run_bytes = layout.row_bytes(kRunCols);
+    const bool zigzag = part.plan.layout->zigzag;
+    const layout::Layout& layout = zigzag ? layout::superblock_layout(*part.plan.layout) : *part.plan.layout;
+    const int64_t N = part.plan.dims[0], K = part.plan.dims[1];
     std::vector<std::byte>& runs = pools[{&layout, K}];
     if (runs.empty()) runs = encode_pool(layout, K, options.seed, pool);
+    if (zigzag) {
+      write_superblocks(part.plan, runs, options.seed ^ (uint64_t(t) << 40), pool, writer, progress);
+      const std::string source = fmt::format("{} {}", part.plan.name, options.seed);
+      writer.set_source_sha256(part.plan.name, sha256_hex(std::as_bytes(std::span(source))));
+      continue;
+    }
+    const int64_t row_bytes = layout.row_bytes(K), run_bytes = layout.row_bytes(kRunCols);
     const int64_t rows = std::max<int64_t>(1, kChunkBytes / row_bytes);
     for (int64_t row0 = 0; row0 < N; row0 += rows) {
       const int64_t count = std::min(rows, N - row0);

@@ -11,8 +11,10 @@
 namespace lacuna::model {
 
 struct SynthOptions {
-  layout::Id layout = layout::Id::q4_K;       // all matrices but the head
+  layout::Id layout = layout::Id::q4_K;       // all matrices but the head; zigzag: but the embedding table too, which
+                                              // gets the K-quant of the same bits
   layout::Id head_layout = layout::Id::q6_K;  // output head, or a tied model's embedding table
+  layout::Params params = {};                 // of `layout`
   uint64_t seed = 0;
   int64_t n_layers = 0;  // 0: as the shape says
   bool progress = true;
@@ -20,8 +22,9 @@ struct SynthOptions {
 
 /// Writes `path` and returns its size. Each matrix row is put together from runs of 256 weights drawn at random from a
 /// pool of 2048 that were encoded once, normal with variance 1/K, so that activations keep their size from layer to
-/// layer. Norm weights are 1. The tokenizer is a stand-in of the right size: byte tokens and fillers. The same options
-/// give the same bytes for any number of threads.
+/// layer. Superblocks of zigzag layouts are drawn one by one from such a pool; their outputs past N are random too, and
+/// the manifest holds the digest of the tensor's name and the seed. Norm weights are 1. The tokenizer is a stand-in of
+/// the right size: byte tokens and fillers. The same options give the same bytes for any number of threads.
 int64_t synthesize(const ModelShape& shape, const std::string& path, const SynthOptions& options, ThreadPool& pool);
 
 }  // namespace lacuna::model

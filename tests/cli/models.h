@@ -43,7 +43,8 @@ inline void rewrite(const std::string& from, const std::string& to, const std::f
   io::Metadata metadata = source.metadata();
   edit(metadata);
   std::vector<io::TensorPlan> plan;
-  for (const io::Tensor& tensor : source.tensors()) plan.push_back({tensor.name, tensor.layout, tensor.dims});
+  for (const io::Tensor& tensor : source.tensors())
+    plan.push_back({tensor.name, tensor.layout, tensor.dims, tensor.params});
   io::GgufWriter writer(to, metadata, plan);
   for (const io::Tensor& tensor : source.tensors()) {
     std::vector<std::byte> bytes(tensor.bytes.begin(), tensor.bytes.end());

@@ -154,7 +154,8 @@ TEST(Perplexity, OneNanLogitFailsTheRun) {
   const io::Checkpoint source = io::Checkpoint::open(test::fixture("text_model.gguf"));
   const test::TempDir folder;
   std::vector<io::TensorPlan> plan;
-  for (const io::Tensor& tensor : source.tensors()) plan.push_back({tensor.name, tensor.layout, tensor.dims});
+  for (const io::Tensor& tensor : source.tensors())
+    plan.push_back({tensor.name, tensor.layout, tensor.dims, tensor.params});
   io::GgufWriter writer(folder.file("nan.gguf"), source.metadata(), plan);
   for (const io::Tensor& tensor : source.tensors()) {
     std::vector<std::byte> bytes(tensor.bytes.begin(), tensor.bytes.end());

@@ -18,7 +18,8 @@ namespace fs = std::filesystem;
 /// Writes a checkpoint as one GGUF file.
 void write_gguf(const Checkpoint& checkpoint, const std::string& path) {
   std::vector<TensorPlan> plan;
-  for (const Tensor& tensor : checkpoint.tensors()) plan.push_back({tensor.name, tensor.layout, tensor.dims});
+  for (const Tensor& tensor : checkpoint.tensors())
+    plan.push_back({tensor.name, tensor.layout, tensor.dims, tensor.params});
   GgufWriter writer(path, checkpoint.metadata(), plan);
   for (const Tensor& tensor : checkpoint.tensors()) writer.write(tensor.bytes);
   writer.finish();

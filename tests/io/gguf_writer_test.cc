@@ -110,7 +110,7 @@ TEST(GgufWriter, RefusesPlansThatNoReaderTakes) {
   EXPECT_ERROR(write({{"w", f32(), {1, 1, 1, 1, 1}}}), "5 dimensions");
   EXPECT_ERROR(write({{"w", f32(), {0, 4}}}), "a dimension of 0");
   EXPECT_ERROR(write({{"w", f32(), {int64_t{1} << 40, int64_t{1} << 40}}}), "too large");
-  EXPECT_ERROR(write({{"w", nullptr, {4}}}), "no GGUF type");
+  EXPECT_ERROR(write({{"w", nullptr, {4}}}), "no layout");
   EXPECT_ERROR(write({{"", f32(), {4}}}), "no name");
   EXPECT_ERROR(write({{"w", f32(), {4}}, {"w", f32(), {4}}}), "planned twice");
   Metadata odd;
