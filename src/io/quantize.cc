@@ -106,15 +106,17 @@ std::vector<float> llama3_rope_factors(const Checkpoint& source) {
 }
 
 Metadata output_metadata(const Checkpoint& source, const QuantizeOptions& options, bool rope_as_tensor) {
+  const auto type = file_type(options.layout);
   Metadata out;
   for (const auto& [key, value] : source.metadata().entries())
     if (!key.starts_with("split.") && !key.starts_with("quantize.") && key != kManifestKey &&
-        key != "general.file_type" && !(rope_as_tensor && key.starts_with(source.architecture() + ".rope.scaling.")))
+        (type || key != "general.file_type") &&
+        !(rope_as_tensor && key.starts_with(source.architecture() + ".rope.scaling.")))
       out.set(key, value);
   if (source.vocabulary().model != Vocabulary::Model::none && !out.contains("tokenizer.ggml.model"))
     vocabulary_to_metadata(source.vocabulary(), out);
   out.set("general.quantization_version", uint32_t{2});
-  if (const auto type = file_type(options.layout)) out.set("general.file_type", *type);
+  if (type) out.set("general.file_type", *type);
   return out;
 }
 
