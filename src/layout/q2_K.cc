@@ -4,16 +4,20 @@
 
 namespace lacuna::layout {
 
-void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q2KBlock> out) {
-  static constexpr float kMargins[] = {-0.2f, 0.1f, 0.4f, 0.7f, 1.1f};
-  const auto fit = fit_affine_superblock<16>(
-      w, importance, {.top = 3, .levels = 15, .margins = kMargins, .fit_rounds = 1, .rounds = 3});
+void pack_block(const AffineSuperblock<16>& fit, Q2KBlock& out) {
   Q2KBlock block{};
   block.d = fit.d;
   block.dmin = fit.dmin;
   for (int s = 0; s < 16; ++s) block.scale_min[s] = uint8_t(fit.scale[s] | fit.min[s] << 4);
   for (int k = 0; k < 256; ++k) block.code[k / 128 * 32 + k % 32] |= uint8_t(fit.code[k] << (k % 128 / 32 * 2));
-  out[0] = block;
+  out = block;
+}
+
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q2KBlock> out) {
+  static constexpr float kMargins[] = {-0.2f, 0.1f, 0.4f, 0.7f, 1.1f};
+  const auto fit = fit_affine_superblock<16>(
+      w, importance, {.top = 3, .levels = 15, .margins = kMargins, .fit_rounds = 1, .rounds = 3});
+  pack_block(fit, out[0]);
 }
 
 void decode_block(const Q2KBlock& block, float* w) {

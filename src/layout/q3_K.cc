@@ -4,17 +4,7 @@
 
 namespace lacuna::layout {
 
-void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q3KBlock> out) {
-  static constexpr float kCandidates[] = {-2.8f, -3.2f, -3.5f, -3.8f, -4.1f, -4.4f, -4.8f,
-                                          -5.4f, -6.0f, 2.7f,  3.1f,  3.5f,  4.0f};
-  const auto fit = fit_symmetric_superblock<16>(w, importance,
-                                                {.lowest = -4,
-                                                 .highest = 3,
-                                                 .scale_lowest = -32,
-                                                 .scale_highest = 31,
-                                                 .candidates = kCandidates,
-                                                 .fit_rounds = 1,
-                                                 .rounds = 3});
+void pack_block(const SymmetricSuperblock<16>& fit, Q3KBlock& out) {
   Q3KBlock block{};
   block.d = fit.d;
   for (int s = 0; s < 16; ++s) {
@@ -27,7 +17,21 @@ void encode_blocks(std::span<const float> w, std::span<const float> importance, 
     block.low[k / 128 * 32 + k % 32] |= uint8_t((code & 3) << (k % 128 / 32 * 2));
     block.high[k % 32] |= uint8_t((code >> 2) << (k / 32));
   }
-  out[0] = block;
+  out = block;
+}
+
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q3KBlock> out) {
+  static constexpr float kCandidates[] = {-2.8f, -3.2f, -3.5f, -3.8f, -4.1f, -4.4f, -4.8f,
+                                          -5.4f, -6.0f, 2.7f,  3.1f,  3.5f,  4.0f};
+  const auto fit = fit_symmetric_superblock<16>(w, importance,
+                                                {.lowest = -4,
+                                                 .highest = 3,
+                                                 .scale_lowest = -32,
+                                                 .scale_highest = 31,
+                                                 .candidates = kCandidates,
+                                                 .fit_rounds = 1,
+                                                 .rounds = 3});
+  pack_block(fit, out[0]);
 }
 
 void decode_block(const Q3KBlock& block, float* w) {

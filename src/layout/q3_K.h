@@ -18,6 +18,9 @@
 
 namespace lacuna::layout {
 
+template <int kLength>
+struct SymmetricSuperblock;
+
 struct Q3KBlock {
   static constexpr int64_t kCols = 256;
   uint8_t high[32];
@@ -29,6 +32,9 @@ static_assert(sizeof(Q3KBlock) == 110);
 
 /// Encodes one block. w: [256]; importance: [256] or empty.
 void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q3KBlock> out);
+
+/// The block of these scales and codes.
+void pack_block(const SymmetricSuperblock<16>& fit, Q3KBlock& out);
 
 /// Decodes one block; this function defines the format. w: [256].
 void decode_block(const Q3KBlock& block, float* w);

@@ -5,16 +5,20 @@
 
 namespace lacuna::layout {
 
-void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q4KBlock> out) {
-  static constexpr float kMargins[] = {-0.5f, -0.2f, 0.1f, 0.4f, 0.7f, 1.1f};
-  const auto fit = fit_affine_superblock<32>(
-      w, importance, {.top = 15, .levels = 63, .margins = kMargins, .fit_rounds = 1, .rounds = 2});
+void pack_block(const AffineSuperblock<32>& fit, Q4KBlock& out) {
   Q4KBlock block{};
   block.d = fit.d;
   block.dmin = fit.dmin;
   pack_six_bit(fit.scale, fit.min, block.scale_min);
   for (int k = 0; k < 256; ++k) block.code[k / 64 * 32 + k % 32] |= uint8_t(fit.code[k] << (k % 64 / 32 * 4));
-  out[0] = block;
+  out = block;
+}
+
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q4KBlock> out) {
+  static constexpr float kMargins[] = {-0.5f, -0.2f, 0.1f, 0.4f, 0.7f, 1.1f};
+  const auto fit = fit_affine_superblock<32>(
+      w, importance, {.top = 15, .levels = 63, .margins = kMargins, .fit_rounds = 1, .rounds = 2});
+  pack_block(fit, out[0]);
 }
 
 void decode_block(const Q4KBlock& block, float* w) {

@@ -14,6 +14,9 @@
 
 namespace lacuna::layout {
 
+template <int kLength>
+struct AffineSuperblock;
+
 struct Q4KBlock {
   static constexpr int64_t kCols = 256;
   f16 d;
@@ -25,6 +28,9 @@ static_assert(sizeof(Q4KBlock) == 144);
 
 /// Encodes one block. w: [256]; importance: [256] or empty.
 void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q4KBlock> out);
+
+/// The block of these scales and codes.
+void pack_block(const AffineSuperblock<32>& fit, Q4KBlock& out);
 
 /// Decodes one block; this function defines the format. w: [256].
 void decode_block(const Q4KBlock& block, float* w);

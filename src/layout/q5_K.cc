@@ -5,10 +5,7 @@
 
 namespace lacuna::layout {
 
-void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q5KBlock> out) {
-  static constexpr float kMargins[] = {-0.5f, -0.2f, 0.1f, 0.4f, 0.7f, 1.1f};
-  const auto fit = fit_affine_superblock<32>(
-      w, importance, {.top = 31, .levels = 63, .margins = kMargins, .fit_rounds = 1, .rounds = 3});
+void pack_block(const AffineSuperblock<32>& fit, Q5KBlock& out) {
   Q5KBlock block{};
   block.d = fit.d;
   block.dmin = fit.dmin;
@@ -17,7 +14,14 @@ void encode_blocks(std::span<const float> w, std::span<const float> importance, 
     block.low[k / 64 * 32 + k % 32] |= uint8_t((fit.code[k] & 15) << (k % 64 / 32 * 4));
     block.high[k % 32] |= uint8_t((fit.code[k] >> 4) << (k / 32));
   }
-  out[0] = block;
+  out = block;
+}
+
+void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q5KBlock> out) {
+  static constexpr float kMargins[] = {-0.5f, -0.2f, 0.1f, 0.4f, 0.7f, 1.1f};
+  const auto fit = fit_affine_superblock<32>(
+      w, importance, {.top = 31, .levels = 63, .margins = kMargins, .fit_rounds = 1, .rounds = 3});
+  pack_block(fit, out[0]);
 }
 
 void decode_block(const Q5KBlock& block, float* w) {

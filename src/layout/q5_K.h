@@ -16,6 +16,9 @@
 
 namespace lacuna::layout {
 
+template <int kLength>
+struct AffineSuperblock;
+
 struct Q5KBlock {
   static constexpr int64_t kCols = 256;
   f16 d;
@@ -28,6 +31,9 @@ static_assert(sizeof(Q5KBlock) == 176);
 
 /// Encodes one block. w: [256]; importance: [256] or empty.
 void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q5KBlock> out);
+
+/// The block of these scales and codes.
+void pack_block(const AffineSuperblock<32>& fit, Q5KBlock& out);
 
 /// Decodes one block; this function defines the format. w: [256].
 void decode_block(const Q5KBlock& block, float* w);

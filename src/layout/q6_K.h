@@ -16,6 +16,9 @@
 
 namespace lacuna::layout {
 
+template <int kLength>
+struct SymmetricSuperblock;
+
 struct Q6KBlock {
   static constexpr int64_t kCols = 256;
   uint8_t low[128];
@@ -27,6 +30,9 @@ static_assert(sizeof(Q6KBlock) == 210);
 
 /// Encodes one block. w: [256]; importance: [256] or empty.
 void encode_blocks(std::span<const float> w, std::span<const float> importance, std::span<Q6KBlock> out);
+
+/// The block of these scales and codes.
+void pack_block(const SymmetricSuperblock<16>& fit, Q6KBlock& out);
 
 /// Decodes one block; this function defines the format. w: [256].
 void decode_block(const Q6KBlock& block, float* w);
