@@ -57,6 +57,24 @@ LACUNA_INLINE void round_factors(const float* factor, int quads, Rounded<L>& out
 #endif
       }
     }
+#if defined(__AVX512BW__)
+    const auto of_block = [](__m512i m) {  // the largest of each four lanes, in all four
+      m = _mm512_maskz_max_epu32(__mmask16(0xffff), m, _mm512_maskz_shuffle_epi32(__mmask16(0xffff), m, _MM_PERM_CDAB));
+      return _mm512_maskz_max_epu32(__mmask16(0xffff), m,
+                                    _mm512_maskz_shuffle_epi32(__mmask16(0xffff), m, _MM_PERM_BADC));
+    };
+    const __m512i bits = of_block((__m512i)top[0]);
+    const __m512 magnitude = (__m512)bits, steps_ps = _mm512_set1_ps(kZigzagSteps);
+    const __mmask16 bad = _mm512_cmpge_epu32_mask(bits, _mm512_set1_epi32(0x7f800000));
+    const __mmask16 counts = _mm512_cmpge_epu32_mask(bits, (__m512i)_mm512_set1_ps(0x1p-110f)) & ~bad;
+    __m512 step = _mm512_maskz_div_ps(counts, magnitude, steps_ps);
+    step = _mm512_mask_mov_ps(step, bad, _mm512_set1_ps(__builtin_nanf("")));
+    const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm_storeu_ps(
+        out.step + 4 * v,
+        _mm512_maskz_extractf32x4_ps(__mmask8(0xf), _mm512_maskz_permutexvar_ps(__mmask16(0xffff), firsts, step), 0));
+    const F32x16 inverse = {{(RegF)_mm512_maskz_div_ps(counts, steps_ps, magnitude)}};
+#else
     uint32_t lanes[16];
     __builtin_memcpy(lanes, top, 64);
     float scale[16];
@@ -71,12 +89,12 @@ LACUNA_INLINE void round_factors(const float* factor, int quads, Rounded<L>& out
       } else if (magnitude >= 0x1p-110f) {  // smaller ones are below any weight's effect
         inverse = kZigzagSteps / magnitude;
         step = magnitude / kZigzagSteps;
-        if (inverse > 0x1p126f) inverse = 0, step = 0;
       }
       out.step[4 * v + b] = step;
       for (int c = 0; c < 4; ++c) scale[4 * b + c] = inverse;
     }
     const F32x16 inverse = load_f32(scale);
+#endif
     for (int q = 0; q < quads; ++q) {
       const F32x16 value = load_f32(factor + q * 4 * L::kBlocks + 16 * v) * inverse;
 #if defined(__AVX512BW__)
@@ -103,15 +121,30 @@ LACUNA_INLINE void round_factors(const float* factor, int quads, Rounded<L>& out
   }
 }
 
+/// Cache lines of the next chunk's columns, asked for a few at a time between the arithmetic: a burst would fill the
+/// line buffers and stop the loads of this chunk.
+struct Ahead {
+  const uint8_t* column[kZigzagChunk];
+  int count = 0;
+  int64_t at = 0, end = 0;  // offsets of the lines still to ask for in each column
+  inline __attribute__((always_inline)) void quad(int q, int64_t line) const {
+    const int64_t offset = at + 64 * line;
+    if (offset >= end || 4 * q >= count) return;
+    for (int c = 4 * q; c < 4 * q + 4; ++c) __builtin_prefetch(column[c] + offset, 0, 2);
+  }
+};
+
 /// Half a superblock row of a chunk: two groups of 64 outputs. y: [256] in the kernel's order: vector 4 group + j.
 template <class L, int kPass>
-LACUNA_INLINE void multiply(const uint8_t* const* p, int quads, const Rounded<L>& a, float* y) {
+LACUNA_INLINE void multiply(const uint8_t* const* p, int quads, const Rounded<L>& a, const Ahead& ahead, float* y) {
   I32x16 high[2][4], low[2][4];
   for (int g = 0; g < 2; ++g)
     for (int j = 0; j < 4; ++j) high[g][j] = low[g][j] = splat(int32_t{0});
   for (int q = 0; q < quads; ++q) {
     U32x16 codes[2][4];
     L::template codes<kPass>(p + 4 * q, codes);
+    ahead.quad(q, 1 + kPass);
+    if constexpr (L::kBytes > 192) ahead.quad(q, 3 + kPass);
     const I32x16 high0 = factors_of<L, 2 * kPass, 0>(a.bytes[q]), high1 = factors_of<L, 2 * kPass + 1, 0>(a.bytes[q]);
     const I32x16 low0 = factors_of<L, 2 * kPass, 1>(a.bytes[q]), low1 = factors_of<L, 2 * kPass + 1, 1>(a.bytes[q]);
 #pragma GCC unroll 4
@@ -144,7 +177,7 @@ template <class L>
 void accumulate(const ZigzagArgs& a) {
   const auto* base = reinterpret_cast<const uint8_t*>(a.run.base);
   const uint8_t* p[kZigzagChunk];
-  const uint8_t* next[kZigzagChunk];
+  Ahead ahead;
   alignas(64) float x[kZigzagChunk];
   alignas(64) float factor[kZigzagChunk * L::kBlocks];
   Rounded<L> rounded = {};
@@ -155,20 +188,24 @@ void accumulate(const ZigzagArgs& a) {
       x[c] = c < columns ? a.x[first + c] : 0;
       p[c] = base + int64_t{a.columns[first + (c < columns ? c : columns - 1)]} * a.run.stride;
     }
-    int ahead = 0;
+    ahead.count = 0;
     if (a.prefetch && left > kZigzagChunk) {
-      ahead = int(left - kZigzagChunk < kZigzagChunk ? left - kZigzagChunk : kZigzagChunk);
-      for (int c = 0; c < ahead; ++c) next[c] = base + int64_t{a.columns[first + kZigzagChunk + c]} * a.run.stride;
+      const int64_t more = left - kZigzagChunk < kZigzagChunk ? left - kZigzagChunk : kZigzagChunk;
+      ahead.count = int(more + 3) / 4 * 4;
+      for (int c = 0; c < ahead.count; ++c)
+        ahead.column[c] = base + int64_t{a.columns[first + kZigzagChunk + (c < more ? c : more - 1)]} * a.run.stride;
     }
     for (int64_t r = 0; r < a.run.rows; ++r) {
-      const int64_t from = r * L::kBytes & ~int64_t{63}, to = (r + 1) * L::kBytes;
-      for (int c = 0; c < ahead; ++c)
-        for (int64_t at = from; at < to; at += 64) __builtin_prefetch(next[c] + at, 0, 2);
+      ahead.at = (r * L::kBytes + 63) & ~int64_t{63};
+      ahead.end = (r + 1) * L::kBytes;
       float* mins = a.mins + r * kZigzagMins;
-      for (int q = 0; q < quads; ++q) factors4<L>(p + 4 * q, x + 4 * q, factor + q * 4 * L::kBlocks, mins);
+      for (int q = 0; q < quads; ++q) {
+        factors4<L>(p + 4 * q, x + 4 * q, factor + q * 4 * L::kBlocks, mins);
+        ahead.quad(q, 0);
+      }
       round_factors<L>(factor, quads, rounded);
-      multiply<L, 0>(p, quads, rounded, a.y + 256 * r);
-      multiply<L, 1>(p, quads, rounded, a.y + 256 * r);
+      multiply<L, 0>(p, quads, rounded, ahead, a.y + 256 * r);
+      multiply<L, 1>(p, quads, rounded, ahead, a.y + 256 * r);
       for (int c = 0; c < 4 * quads; ++c) p[c] += L::kBytes;
     }
   }

@@ -286,11 +286,18 @@ LACUNA_INLINE __m512i blocks_first(__m512i v) {
   const __m512i bytes = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
   return _mm512_maskz_shuffle_epi8(~__mmask64{0}, _mm512_maskz_permutexvar_epi32(__mmask16(0xffff), dwords, v), bytes);
 }
-LACUNA_INLINE __m512 unsigned_lane(__m512i v, int lane) {
-  alignas(64) uint8_t bytes[64];
-  _mm512_store_si512(bytes, v);
-  const __m128i sixteen = _mm_load_si128(reinterpret_cast<const __m128i*>(bytes + 16 * lane));
+template <int kLane>
+LACUNA_INLINE __m512 unsigned_lane(__m512i v) {
+  const __m128i sixteen = _mm512_maskz_extracti32x4_epi32(__mmask8(0xf), v, kLane);
   return _mm512_maskz_cvtepi32_ps(__mmask16(0xffff), _mm512_maskz_cvtepu8_epi32(__mmask16(0xffff), sixteen));
+}
+/// body.operator()<q>() for the four lanes.
+template <class Body>
+LACUNA_INLINE void each_lane(const Body& body) {
+  body.template operator()<0>();
+  body.template operator()<1>();
+  body.template operator()<2>();
+  body.template operator()<3>();
 }
 LACUNA_INLINE __m512 repeat4(__m128 v) { return _mm512_maskz_broadcast_f32x4(__mmask16(0xffff), v); }
 LACUNA_INLINE void add_product(float* sums, __m512 a, __m512 b) {
@@ -320,30 +327,33 @@ LACUNA_INLINE void six_bit_factors(const uint8_t* const p[4], const float* x, fl
   const __m512i bytes = blocks_first(_mm512_or_si512(low, high));
   __m512 d, dmin;
   scales4(p, 0, x, d, dmin);
-  _mm512_storeu_ps(factor, _mm512_mul_ps(unsigned_lane(bytes, 0), d));
-  _mm512_storeu_ps(factor + 16, _mm512_mul_ps(unsigned_lane(bytes, 1), d));
-  add_product(mins, unsigned_lane(bytes, 2), dmin);
-  add_product(mins + 16, unsigned_lane(bytes, 3), dmin);
+  _mm512_storeu_ps(factor, _mm512_mul_ps(unsigned_lane<0>(bytes), d));
+  _mm512_storeu_ps(factor + 16, _mm512_mul_ps(unsigned_lane<1>(bytes), d));
+  add_product(mins, unsigned_lane<2>(bytes), dmin);
+  add_product(mins + 16, unsigned_lane<3>(bytes), dmin);
 }
 template <>
-inline __attribute__((always_inline)) void factors4<Zz4K>(const uint8_t* const p[4], const float* x, float* factor, float* mins) {
+inline __attribute__((always_inline)) void factors4<Zz4K>(const uint8_t* const p[4], const float* x, float* factor,
+                                                          float* mins) {
   six_bit_factors(p, x, factor, mins);
 }
 template <>
-inline __attribute__((always_inline)) void factors4<Zz5K>(const uint8_t* const p[4], const float* x, float* factor, float* mins) {
+inline __attribute__((always_inline)) void factors4<Zz5K>(const uint8_t* const p[4], const float* x, float* factor,
+                                                          float* mins) {
   six_bit_factors(p, x, factor, mins);
 }
 template <>
-inline __attribute__((always_inline)) void factors4<Zz2K>(const uint8_t* const p[4], const float* x, float* factor, float* mins) {
+inline __attribute__((always_inline)) void factors4<Zz2K>(const uint8_t* const p[4], const float* x, float* factor,
+                                                          float* mins) {
   const __m512i both = load_lanes(p, 0), nibble = _mm512_set1_epi8(15);
   const __m512i scale = blocks_first(_mm512_and_si512(both, nibble));
   const __m512i min = blocks_first(_mm512_and_si512(_mm512_maskz_srli_epi16(~__mmask32{0}, both, 4), nibble));
   __m512 d, dmin;
   scales4(p, 80, x, d, dmin);
-  for (int q = 0; q < 4; ++q) {
-    _mm512_storeu_ps(factor + 16 * q, _mm512_mul_ps(unsigned_lane(scale, q), d));
-    add_product(mins + 16 * q, unsigned_lane(min, q), dmin);
-  }
+  each_lane([&]<int q>() {
+    _mm512_storeu_ps(factor + 16 * q, _mm512_mul_ps(unsigned_lane<q>(scale), d));
+    add_product(mins + 16 * q, unsigned_lane<q>(min), dmin);
+  });
 }
 /// Layouts without minima: weight = s * (code - offset).
 LACUNA_INLINE __m512 scale_only4(const uint8_t* const p[4], int offset, const float* x) {
@@ -356,18 +366,20 @@ LACUNA_INLINE __m512 scale_only4(const uint8_t* const p[4], int offset, const fl
   return repeat4(_mm_mul_ps(_mm_cvtph_ps(halves), _mm_loadu_ps(x)));
 }
 template <>
-inline __attribute__((always_inline)) void factors4<Zz6K>(const uint8_t* const p[4], const float* x, float* factor, float* mins) {
+inline __attribute__((always_inline)) void factors4<Zz6K>(const uint8_t* const p[4], const float* x, float* factor,
+                                                          float* mins) {
   const __m512i flipped = _mm512_xor_si512(load_lanes(p, 192), _mm512_set1_epi8(int8_t(0x80)));
   const __m512i scale = blocks_first(flipped);
   const __m512 d = scale_only4(p, 208, x), offset = _mm512_set1_ps(32), bias = _mm512_set1_ps(128);
-  for (int q = 0; q < 4; ++q) {
-    const __m512 f = _mm512_mul_ps(_mm512_sub_ps(unsigned_lane(scale, q), bias), d);
+  each_lane([&]<int q>() {
+    const __m512 f = _mm512_mul_ps(_mm512_sub_ps(unsigned_lane<q>(scale), bias), d);
     _mm512_storeu_ps(factor + 16 * q, f);
     add_product(mins + 16 * q, f, offset);
-  }
+  });
 }
 template <>
-inline __attribute__((always_inline)) void factors4<Zz3K>(const uint8_t* const p[4], const float* x, float* factor, float* mins) {
+inline __attribute__((always_inline)) void factors4<Zz3K>(const uint8_t* const p[4], const float* x, float* factor,
+                                                          float* mins) {
   // Lane: u0 u1 u2 d... ; scale dword q = nibbles of u[q % 2], shifted 4 for q >= 2, and bits 2q of u2.
   const __m512i head = load_lanes(p, 94);  // 2 bytes before the scales, so that the load ends with the superblock
   const __m512i at = _mm512_maskz_alignr_epi8(~__mmask64{0}, _mm512_setzero_si512(), head, 2);
@@ -382,11 +394,11 @@ inline __attribute__((always_inline)) void factors4<Zz3K>(const uint8_t* const p
                       _mm512_maskz_slli_epi32(__mmask16(0xffff), _mm512_and_si512(pairs, _mm512_set1_epi8(3)), 4));
   const __m512i scale = blocks_first(bits);
   const __m512 d = scale_only4(p, 108, x), four = _mm512_set1_ps(4), bias = _mm512_set1_ps(32);
-  for (int q = 0; q < 4; ++q) {
-    const __m512 f = _mm512_mul_ps(_mm512_sub_ps(unsigned_lane(scale, q), bias), d);
+  each_lane([&]<int q>() {
+    const __m512 f = _mm512_mul_ps(_mm512_sub_ps(unsigned_lane<q>(scale), bias), d);
     _mm512_storeu_ps(factor + 16 * q, f);
     add_product(mins + 16 * q, f, four);
-  }
+  });
 }
 #endif
 
