@@ -13,7 +13,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (name.empty() || !weights || tensor.nnz < 0 || tensor.nnz > *weights || tensor.sha256.size() != 64)
         std::abort();
       try {
-        io::packed_layout(name, tensor, "fuzz.gguf");
+        const layout::Layout& layout = io::packed_layout(name, tensor, "fuzz.gguf");
+        const layout::Params params = io::packed_params(name, tensor, layout, "fuzz.gguf");
+        if (params.tile_rows < 0 || layout.size_bytes(layout, tensor.shape) <= 0) std::abort();
       } catch (const Error&) {
       }
     }

@@ -28,10 +28,10 @@ namespace lacuna::io {
 
 struct QuantizeOptions {
   layout::Id layout = layout::Id::q4_K;
-  layout::Params params = {};                               // of `layout`
-  std::optional<layout::Id> head_layout, embedding_layout;  // row layouts
-  bool pure = false;                                        // every matrix in `layout`
-  bool strict = false;                                      // a tensor that would fall back is an Error
+  layout::Params params = {};                                         // of `layout`
+  std::optional<layout::Id> head_layout = {}, embedding_layout = {};  // row layouts
+  bool pure = false;                                                  // every matrix in `layout`
+  bool strict = false;                                                // a tensor that would fall back is an Error
   bool progress = true;
 };
 

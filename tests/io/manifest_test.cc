@@ -63,5 +63,44 @@ TEST(Manifest, UnknownLayoutListsTheKnownOnes) {
   EXPECT_ERROR(packed_layout("w", row_type, "x.gguf"), "unknown packed layout \"q4_K\"");
 }
 
+TEST(Manifest, ParametersOfZigzagLayouts) {
+  const layout::Layout& zz4 = layout::get(layout::Id::zz4_k);
+  ManifestTensor entry = manifest_entry(zz4, {300, 7}, {.tile_rows = 512});
+  EXPECT_EQ(&packed_layout("w", entry, "x.gguf"), &zz4);
+  EXPECT_EQ(entry.nnz, 2100);
+  EXPECT_EQ(packed_params("w", entry, zz4, "x.gguf").tile_rows, 512);
+  for (const int64_t tile_rows : {int64_t{-256}, int64_t{255}, std::numeric_limits<int64_t>::min()}) {
+    entry.params["tile_rows"] = tile_rows;
+    EXPECT_ERROR(packed_params("w", entry, zz4, "x.gguf"), "x.gguf: tensor w: tile_rows is");
+  }
+  entry.params = {};
+  EXPECT_ERROR(packed_params("w", entry, zz4, "x.gguf"), "zz4_k needs the parameter tile_rows");
+  entry.params = {{"tile_rows", 0}, {"group_size", 32}};
+  EXPECT_ERROR(packed_params("w", entry, zz4, "x.gguf"), "unknown parameter \"group_size\"; zz4_k has tile_rows");
+}
+
+TEST(Manifest, WhatIsWrittenIsRead) {
+  Manifest written;
+  written["blk.0.attn_q.weight"] = manifest_entry(layout::get(layout::Id::zz8), {1, 1}, {});
+  written["a \"quoted\" name\n"] = manifest_entry(layout::get(layout::Id::zz2_k), {257, 3}, {.tile_rows = 256});
+  written["a \"quoted\" name\n"].sha256 = kSha;
+  std::map<std::string, size_t, std::less<>> at;
+  std::string text = format_manifest(written, at);
+  ASSERT_EQ(at.size(), 2u);
+  text.replace(at.at("blk.0.attn_q.weight"), 64, std::string(64, 'b'));
+  const Manifest read = parse(text);
+  ASSERT_EQ(read.size(), 2u);
+  for (const auto& [name, tensor] : written) {
+    EXPECT_EQ(read.at(name).layout, tensor.layout);
+    EXPECT_EQ(read.at(name).shape, tensor.shape);
+    EXPECT_EQ(read.at(name).nnz, tensor.nnz);
+    EXPECT_EQ(read.at(name).params, tensor.params);
+  }
+  EXPECT_EQ(read.at("a \"quoted\" name\n").sha256, kSha);
+  EXPECT_EQ(read.at("blk.0.attn_q.weight").sha256, std::string(64, 'b'));
+  at.clear();
+  EXPECT_TRUE(parse(format_manifest({}, at)).empty());
+}
+
 }  // namespace
 }  // namespace lacuna::io
