@@ -138,9 +138,8 @@ bool asked(const Options& options, const char* name) {
 
 int bench(const Options& options) {
   check_common(options);
-  if (options.sparsity.sparse() && options.what != std::vector<std::string>{"decode"})
-    throw Error(
-        "--act-sparsity is of decoding: a prompt runs dense, and single layers have no thresholds; add --what decode");
+  if (options.sparsity.sparse() && (asked(options, "prefill") || options.tokens > 1))
+    throw Error("--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear");
   if (options.synthetic.empty()) io::Checkpoint::open(options.model);  // what cannot be opened fails before the clock
   const double ceiling = measure_ceiling(options.threads);
   std::optional<SyntheticFile> synthetic;
@@ -153,7 +152,8 @@ int bench(const Options& options) {
       synthetic ? options.synthetic : std::filesystem::path(path).lexically_normal().filename().string();
   const eval::BenchOptions wanted{
       .runs = options.runs,
-      .prepare = options.prepare == "auto" ? kernels::Prepare::automatic : kernels::Prepare::in_place};
+      .prepare = options.prepare == "auto" ? kernels::Prepare::automatic : kernels::Prepare::in_place,
+      .act_sparsity = options.sparsity.act_sparsity};
   const Report report(options, shape, ceiling);
 
   if (asked(options, "decode") || asked(options, "prefill")) {
@@ -197,8 +197,8 @@ Action add_bench(CLI::App& program) {
           ->type_name("SHAPE");
   command
       ->add_option("--what", options->what,
-                   "what to time, separated by commas: linear (all linear layers of one token, then the head), decode, "
-                   "prefill")
+                   "what to time, separated by commas: linear (all linear layers of one token, then the head; "
+                   "with --act-sparsity random inputs are skipped), decode, prefill")
       ->delimiter(',')
       ->check(CLI::IsMember({"linear", "decode", "prefill"}))
       ->capture_default_str()

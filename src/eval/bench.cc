@@ -24,6 +24,8 @@ constexpr double kLinearTolerance = 0.02;
 // Batches and single tokens may round activations differently, and a decoder's layers add these errors up (30 layers of
 // SmolLM2-135M: 4.5%). A wrong kernel makes it about 1.
 constexpr double kDecoderTolerance = 0.15;
+// With thresholds these differences also move inputs across them, each a jump by the threshold (Qwen 1.5B at 50%: 15%).
+constexpr double kSparseDecoderTolerance = 0.4;
 constexpr int64_t kCheckTokens = 16;
 /// Of a tiny model: rotating more copies would take minutes and is not what memory looks like in use anyway.
 constexpr int64_t kMaxCopies = 256;
@@ -102,7 +104,7 @@ std::string layouts_of(const std::vector<Group>& groups) {
 class Runner {
  public:
   /// copy: the group reads its own copy of the bytes, so that two runners never share a cache line of weights.
-  Runner(const Group& group, int64_t m, bool copy, ThreadPool& pool, kernels::Prepare prepare) : m_(m) {
+  Runner(const Group& group, int64_t m, bool copy, ThreadPool& pool, const BenchOptions& options) : m_(m) {
     for (const io::Tensor* part : group.parts) {
       std::span<const std::byte> bytes = part->bytes;
       if (copy) {
@@ -110,19 +112,30 @@ class Runner {
         std::memcpy(own.data(), bytes.data(), bytes.size());
         bytes = own.bytes();
       }
-      views_.push_back({part->name, part->layout, part->shape, bytes, {}});
+      views_.push_back({part->name, part->layout, part->shape, bytes, {}, part->params});
     }
-    linear_ = kernels::make_cpu_linear_group(views_, pool, prepare);
+    linear_ = kernels::make_cpu_linear_group(views_, pool, options.prepare);
     linear_->reserve(m);
     const int64_t K = views_[0].shape.K;
     Rng rng(uint64_t(K) * 7919 + uint64_t(m));
     x_.resize(size_t(m * K));
     for (float& x : x_) x = float(rng.normal());
+    sparse_ = options.act_sparsity > 0;
+    for (int64_t k = 0; sparse_ && k < K; ++k)
+      if (rng.uniform() >= options.act_sparsity) active_.push_back(int32_t(k));
     for (const kernels::WeightView& view : views_) results_.emplace_back(size_t(m * view.shape.N));
     for (size_t i = 0; i < views_.size(); ++i) outputs_.push_back({results_[i].data(), views_[i].shape.N});
   }
-  void run() { linear_->run({x_.data(), m_, views_[0].shape.K}, outputs_); }
-  int64_t bytes() const { return linear_->weight_bytes(); }
+  void run() { linear_->run(input(x_.data(), m_), outputs_); }
+  /// Bytes that a run reads: zigzag weights are read only where inputs are active.
+  int64_t bytes() const {
+    int64_t bytes = linear_->weight_bytes();
+    for (const kernels::WeightView& view : views_)
+      if (sparse_ && view.layout->zigzag)
+        bytes -= int64_t(double(view.bytes.size()) * (1 - double(active_.size()) / double(inputs())));
+    return bytes;
+  }
+  double sparsity() const { return sparse_ ? 1 - double(active_.size()) / double(inputs()) : 0; }
   int64_t outputs() const {
     int64_t n = 0;
     for (const kernels::WeightView& view : views_) n += view.shape.N;
@@ -139,7 +152,7 @@ class Runner {
       const int64_t N = views_[i].shape.N;
       std::vector<float> expected(static_cast<size_t>(N));
       for (const int64_t row : std::set<int64_t>{0, m_ - 1}) {
-        kernels::reference_linear(views_[i], {x_.data() + row * K, 1, K}, {expected.data(), N});
+        kernels::reference_linear(views_[i], input(x_.data() + row * K, 1), {expected.data(), N});
         double error = 0, norm = 0;
         for (int64_t n = 0; n < N; ++n) {
           const double e = expected[size_t(n)], d = results_[i][size_t(row * N + n)] - e;
@@ -159,7 +172,18 @@ class Runner {
   }
 
  private:
+  kernels::Activation input(const float* x, int64_t m) const {
+    kernels::Activation in{x, m, views_[0].shape.K};
+    if (sparse_) {
+      in.active = active_.data();
+      in.active_count = int64_t(active_.size());
+    }
+    return in;
+  }
+
   int64_t m_;
+  bool sparse_ = false;
+  std::vector<int32_t> active_;  // where sparse
   std::vector<HugeBuffer> copies_;
   std::vector<kernels::WeightView> views_;
   std::unique_ptr<kernels::LinearGroup> linear_;
@@ -189,14 +213,21 @@ BenchRow time_groups(const std::vector<Group>& groups, ThreadPool& pool, int64_t
   std::vector<std::vector<Runner>> rotation;
   for (int64_t c = 0; c < copies; ++c) {
     std::vector<Runner>& runners = rotation.emplace_back();
-    for (const Group& group : groups) runners.emplace_back(group, m, copies > 1, pool, options.prepare);
+    for (const Group& group : groups) runners.emplace_back(group, m, copies > 1, pool, options);
   }
   BenchRow row;
   row.deviation = check_groups(groups, rotation[0]);
   row.checked = true;
   row.layout = layouts_of(groups);
   row.m = m;
-  for (const Runner& runner : rotation[0]) row.bytes += runner.bytes();
+  double inputs = 0, inactive = 0;
+  for (const Runner& runner : rotation[0]) {
+    row.bytes += runner.bytes();
+    const double weights = double(runner.outputs()) * double(runner.inputs());
+    inputs += weights;
+    inactive += weights * runner.sparsity();
+  }
+  row.act_sparsity = inactive / std::max(1.0, inputs);
 
   std::vector<double> times;
   int64_t next = 0;
@@ -243,11 +274,12 @@ double check_decoder(model::Decoder& decoder, kernels::KvType kv) {
       norm += e * e;
     }
     const double deviation = std::sqrt(error / std::max(norm, 1e-30));
-    if (!(deviation <= kDecoderTolerance))
+    const double allowed = decoder.sparsity_counts().tokens > 0 ? kSparseDecoderTolerance : kDecoderTolerance;
+    if (!(deviation <= allowed))
       throw Error(
           "token {}: logits of a batch and of single tokens differ by {:.3g} of their size (at most {} allowed); "
           "nothing was timed",
-          t, deviation, kDecoderTolerance);
+          t, deviation, allowed);
     worst = std::max(worst, deviation);
   }
   return worst;
@@ -269,7 +301,9 @@ std::vector<BenchRow> bench_linear(const io::Checkpoint& checkpoint, ThreadPool&
   rows.back().bench = "linear";
   rows.back().what = fmt::format("{} layers", layer_count(checkpoint));
   const Group head = head_group(checkpoint);
-  rows.push_back(time_groups({head}, pool, 1, options));
+  BenchOptions dense = options;
+  dense.act_sparsity = 0;
+  rows.push_back(time_groups({head}, pool, 1, dense));
   rows.back().bench = "head";
   rows.back().what = "output head";
   rows.back().n = head.parts[0]->shape.N;

@@ -34,6 +34,8 @@ struct BenchRow {
 struct BenchOptions {
   int runs = 10;
   kernels::Prepare prepare = kernels::Prepare::automatic;
+  /// Linear layers alone: share of the inputs, random ones, that do not count. The head is dense.
+  double act_sparsity = 0;
 };
 
 /// Every linear layer of one token in the order of the model (q+k+v, o, gate+up, down), then the head alone. Weights
