@@ -174,6 +174,92 @@ TEST(Quantize, AMissingShardIsNamed) {
   expect_error({"inspect", dir.file("m")}, "model-00002-of-00002.safetensors");
 }
 
+TEST(QuantizeZigzag, TilesDoNotChangeTheText) {
+  const TempDir dir;
+  for (const char* source : {"gguf_models/llama_mha.gguf", "hf/llama_gqa_rope_llama3", "hf/qwen2", "hf/opt"}) {
+    const std::string whole = dir.file("whole.gguf"), tiled = dir.file("tiled.gguf"), moved = dir.file("moved.gguf");
+    output_of({"quantize", fixture(source), "-o", whole, "--layout", "zz8"});
+    output_of({"quantize", fixture(source), "-o", tiled, "--layout", "zz8", "--tile-rows", "256"});
+    const auto found = greedy(whole);
+    EXPECT_EQ(found.size(), 8u);
+    EXPECT_EQ(greedy(tiled), found) << source;
+    const Finished again = run_lacuna({"quantize", whole, "-o", moved, "--layout", "zz8", "--tile-rows", "256"});
+    EXPECT_EQ(again.code, 0) << again.err;
+    EXPECT_EQ(again.err.find("quantized already"), std::string::npos) << "moving superblocks loses nothing";
+    EXPECT_EQ(greedy(moved), found);
+  }
+}
+
+TEST(QuantizeZigzag, EveryLayoutIsListedAndRuns) {
+  const TempDir dir;
+  for (const char* layout : {"zz2_k", "zz3_k", "zz4_k", "zz5_k", "zz6_k", "zz8"}) {
+    const std::string out = dir.file("z.gguf");
+    const auto report = json_of({"quantize", fixture("gguf_models/llama_mha.gguf"), "-o", out, "--layout", layout});
+    EXPECT_EQ(report["bytes"].get<uint64_t>(), std::filesystem::file_size(out));
+    EXPECT_GT(report["seconds"].get<double>(), 0.0);
+    EXPECT_GT(report["peak_memory_bytes"].get<int64_t>(), 1 << 20);
+    int zigzag = 0;
+    const auto inspected = json_of({"inspect", out});
+    for (const auto& tensor : inspected["tensors"]) {
+      if (tensor["layout"] != layout) {
+        EXPECT_FALSE(tensor.contains("tile_rows"));
+        continue;
+      }
+      EXPECT_EQ(tensor["tile_rows"], 0);
+      ++zigzag;
+    }
+    EXPECT_EQ(zigzag, 14);
+    EXPECT_NE(output_of({"inspect", out}).find("whole columns"), std::string::npos);
+    EXPECT_EQ(greedy(out).size(), 8u) << layout;
+  }
+}
+
+TEST(QuantizeZigzag, SaysWhatItRefusesAndWhatWasQuantized) {
+  const TempDir dir;
+  const std::string source = fixture("gguf_models/llama_mha.gguf"), out = dir.file("out.gguf");
+  expect_error({"quantize", source, "-o", out, "--layout", "zz4_k", "--tile-rows", "100"}, "multiple of 256");
+  expect_error({"quantize", source, "-o", out, "--layout", "q4_K", "--tile-rows", "256"}, "q4_K has no tile_rows");
+  expect_error({"quantize", source, "-o", out, "--layout", "zz4_k", "--head-layout", "zz4_k"}, "output head");
+  expect_error({"quantize", source, "-o", out, "--layout", "zz4_K"}, "zz4_k");
+  EXPECT_FALSE(std::filesystem::exists(out));
+  output_of({"quantize", source, "-o", out, "--layout", "q8_0"});
+  const Finished again = run_lacuna({"quantize", out, "-o", dir.file("z.gguf"), "--layout", "zz4_k"});
+  EXPECT_EQ(again.code, 0);
+  EXPECT_NE(again.err.find("was quantized already (q8_0)"), std::string::npos) << again.err;
+}
+
+// RECIPES 6: the digests are filled in after the weights; a killed or full run leaves nothing all the same.
+TEST(QuantizeZigzag, AFullDiskLeavesNothing) {
+  const TempDir dir;
+  const std::string source = fixture("gguf_models/llama_mha.gguf");
+  expect_error({"quantize", source, "-o", dir.file("out.gguf"), "--layout", "zz4_k"}, "out.gguf",
+               {.file_size_limit = 20000});
+  EXPECT_EQ(files_in(dir.path()).size(), 0u);
+}
+
+TEST(Synth, ZigzagDiffersFromRowsInTheMatricesOnly) {
+  const TempDir dir;
+  const std::string out = dir.file("s.gguf"), again = dir.file("t.gguf"), rows = dir.file("q.gguf");
+  output_of({"synth", "llama-2-7b", "-o", out, "--layers", "1", "--layout", "zz4_k", "--tile-rows", "512"});
+  output_of({"synth", "llama-2-7b", "-o", again, "--layers", "1", "--layout", "zz4_k", "--tile-rows", "512",
+             "--threads", "1"});
+  output_of({"synth", "llama-2-7b", "-o", rows, "--layers", "1"});
+  EXPECT_TRUE(read_text(out) == read_text(again)) << "the bytes depend on the number of threads";
+  const auto found = json_of({"inspect", out})["tensors"], expected = json_of({"inspect", rows})["tensors"];
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i]["name"], expected[i]["name"]);
+    EXPECT_EQ(found[i]["shape"], expected[i]["shape"]);
+    EXPECT_EQ(found[i]["bytes"], expected[i]["bytes"]) << found[i];
+    const std::string name = found[i]["name"];
+    const bool zigzag = name.starts_with("blk.") && found[i]["shape"].size() == 2;
+    EXPECT_EQ(found[i]["layout"], zigzag ? nlohmann::json("zz4_k") : expected[i]["layout"]) << name;
+  }
+  EXPECT_EQ(json_of({"run", out, "-p", "Hi", "-n", "2", "--temp", "0", "--ignore-eos"})["ids"].size(), 2u);
+  expect_error({"synth", "llama-2-7b", "-o", again, "--tile-rows", "256"}, "q4_K has no tile_rows");
+  expect_error({"synth", "llama-2-7b", "-o", again, "--head-layout", "zz4_k"}, "output head");
+}
+
 TEST(Synth, WritesWhatInspectAndRunRead) {
   const TempDir dir;
   const std::string out = dir.file("s.gguf"), again = dir.file("t.gguf");
