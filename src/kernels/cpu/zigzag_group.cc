@@ -22,8 +22,8 @@ using kernels::Output;
 using kernels::WeightView;
 
 constexpr int64_t kSuper = layout::kSuperRows;
-/// Tokens that go one by one through the kernel for one token; more are multiplied as panels, whose making costs as much
-/// as about this many tokens.
+/// Tokens that go one by one through the kernel for one token; more are multiplied as panels, whose making costs as
+/// much as about this many tokens.
 constexpr int64_t kFew = 12;
 /// Tokens quantized at once on the way through panels.
 constexpr int64_t kManyChunk = 512;
