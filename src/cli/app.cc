@@ -15,6 +15,7 @@
 
 #include "cli/command.h"
 #include "core/error.h"
+#include "core/temporary_name.h"
 #include "kernels/ops.h"
 #include "lacuna_commit.h"
 
@@ -92,6 +93,7 @@ int run_checked(int argc, char** argv) {
 int run_program(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // print() sees the closed pipe
   std::signal(SIGXFSZ, SIG_IGN);  // so does a writer that meets the file size limit
+  remove_temporaries_on_signals();
   auto log = std::make_shared<spdlog::logger>("lacuna", std::make_shared<spdlog::sinks::stderr_color_sink_st>());
   log->set_pattern("lacuna: %^%l%$: %v");
   spdlog::set_default_logger(std::move(log));

@@ -1,6 +1,7 @@
 // src/cli/bench.cc - `bench`: how fast a model and its linear layers run, against this machine's memory.
 #include "eval/bench.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,10 +11,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/sparsity.h"
 #include "core/error.h"
+#include "core/temporary_name.h"
 #include "eval/bandwidth.h"
 #include "model/synth.h"
 
@@ -29,28 +32,52 @@ struct Options : Common {
   uint64_t seed = 0;
 };
 
-/// A file with random weights that goes away with the object.
+/// A folder of its own that goes away with the object, or with the program when a signal ends it; empty by then.
+class ScratchFolder {
+ public:
+  explicit ScratchFolder(const std::filesystem::path& parent) : path_((parent / "lacuna-bench-XXXXXX").string()) {
+    if (::mkdtemp(path_.data()) == nullptr)
+      throw Error("{}: cannot be created: {}; choose another folder with --scratch", path_, std::strerror(errno));
+    on_signal_.emplace(path_);
+  }
+  ~ScratchFolder() { ::rmdir(path_.c_str()); }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  std::string file(const char* name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+  std::optional<TemporaryName> on_signal_;
+};
+
+/// A file with random weights. It loses its name as soon as it is written, so that nothing is left however this process
+/// ends, and is opened by its descriptor.
 class SyntheticFile {
  public:
   SyntheticFile(const Options& options, ThreadPool& pool) {
-    const std::filesystem::path folder =
-        options.scratch.empty() ? std::filesystem::temp_directory_path() : std::filesystem::path(options.scratch);
-    path_ = (folder / fmt::format("lacuna-bench-{}.gguf", ::getpid())).string();
-    model::synthesize(model::find_shape(options.synthetic), path_,
+    const ScratchFolder folder(options.scratch.empty() ? std::filesystem::temp_directory_path()
+                                                       : std::filesystem::path(options.scratch));
+    const std::string name = folder.file("weights.gguf");
+    const TemporaryName on_signal(name);
+    model::synthesize(model::find_shape(options.synthetic), name,
                       {.layout = layout_named("--layout", options.layout),
                        .head_layout = layout_named("--head-layout", options.head_layout),
                        .seed = options.seed,
                        .n_layers = options.n_layers,
                        .progress = true},
                       pool);
+    descriptor_ = ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
+    const int reason = errno;
+    ::unlink(name.c_str());
+    if (descriptor_ < 0) throw Error("{}: cannot be opened: {}", name, std::strerror(reason));
   }
-  ~SyntheticFile() { ::unlink(path_.c_str()); }
+  ~SyntheticFile() { ::close(descriptor_); }
   SyntheticFile(const SyntheticFile&) = delete;
   SyntheticFile& operator=(const SyntheticFile&) = delete;
-  const std::string& path() const { return path_; }
+  std::string path() const { return fmt::format("/proc/self/fd/{}", descriptor_); }
 
  private:
-  std::string path_;
+  int descriptor_ = -1;
 };
 
 /// Prints rows as they come: JSON objects or lines of a table.

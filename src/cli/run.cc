@@ -110,10 +110,9 @@ int run(const Options& options) {
   if (chat && !has_prompt && options.json) throw Error("--json needs a prompt: give -p TEXT or -f FILE");
   const std::string prompt = options.has_file ? read_input(options.file) : options.prompt;
 
-  const InterruptGuard guard;
   LoadedModel model = load_model(options.model, options,
                                  options.prepare == "auto" ? kernels::Prepare::automatic : kernels::Prepare::in_place);
-  if (InterruptGuard::interrupted()) return 130;
+  const InterruptGuard guard;  // Ctrl-C ends the program while it loads, from here on only the text that is being made
   if (options.explain) fmt::print(stderr, "{}\n", model.decoder->explain());
   if (const auto thresholds = apply_sparsity(model, options.model, options.sparsity, false);
       thresholds && !options.json)

@@ -75,10 +75,12 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
   }
   remove_left_overs(path_);
   temporary_ = temporary_name(path_);
+  on_signal_.emplace(temporary_);
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd_ < 0) {
     const int reason = errno;
     const std::string temporary = std::exchange(temporary_, {});
+    on_signal_.reset();
     throw Error("{}: cannot create {}: {}", path_, temporary, std::strerror(reason));
   }
 }
@@ -136,6 +138,7 @@ void AtomicFile::commit() {
   if (::rename(temporary_.c_str(), path_.c_str()) != 0)
     throw Error("{}: cannot rename the finished {}: {}", path_, temporary_, std::strerror(errno));
   temporary_.clear();
+  on_signal_.reset();
   // The name itself is durable once its folder is; a file system that cannot sync folders says EINVAL.
   const std::string folder = folder_of(path_);
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -3,14 +3,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+
+#include "core/temporary_name.h"
 
 namespace lacuna::io {
 
 /// Buffered writes to a temporary name in the same folder; commit() flushes, fsyncs, renames. Destroyed without
 /// commit(), or on an error, it removes the temporary file. Throws Error with path and system reason (a full disk says
-/// so).
+/// so). So does a signal after remove_temporaries_on_signals().
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);
@@ -26,6 +29,7 @@ class AtomicFile {
  private:
   void flush();
   std::string path_, temporary_;
+  std::optional<TemporaryName> on_signal_;  // of temporary_
   int fd_ = -1;
   int64_t position_ = 0;
   std::string buffer_;

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -29,10 +30,12 @@ struct Finished {
 struct RunOptions {
   std::string input{};
   std::vector<std::pair<std::string, std::string>> environment{};
-  std::string out_path{};        // stdout goes to this file instead
-  int64_t file_size_limit = 0;   // RLIMIT_FSIZE in bytes, 0: none
-  bool close_out_early = false;  // nobody reads stdout
-  int kill_after_ms = 0;         // SIGKILL after so long
+  std::string out_path{};            // stdout goes to this file instead
+  int64_t file_size_limit = 0;       // RLIMIT_FSIZE in bytes, 0: none
+  bool close_out_early = false;      // nobody reads stdout
+  int kill_after_ms = 0;             // SIGKILL after so long
+  std::function<bool()> end_when{};  // end_signal once this is true
+  int end_signal = SIGTERM;
 };
 
 /// Runs `lacuna ARGUMENTS...` to its end.
@@ -78,10 +81,14 @@ inline Finished run_lacuna(const std::vector<std::string>& arguments, const RunO
   bool killed = false;
   for (int open = out[0] >= 0 ? 2 : 1; open > 0;) {
     pollfd fds[2] = {{out[0], POLLIN, 0}, {err[0], POLLIN, 0}};
-    ::poll(fds, 2, options.kill_after_ms > 0 && !killed ? 5 : -1);
-    if (options.kill_after_ms > 0 && !killed &&
+    const bool watching = !killed && (options.kill_after_ms > 0 || options.end_when);
+    ::poll(fds, 2, watching ? 5 : -1);
+    if (watching && options.kill_after_ms > 0 &&
         std::chrono::steady_clock::now() - start >= std::chrono::milliseconds(options.kill_after_ms)) {
       ::kill(child, SIGKILL);
+      killed = true;
+    } else if (watching && options.end_when && options.end_when()) {
+      ::kill(child, options.end_signal);
       killed = true;
     }
     for (int i = 0; i < 2; ++i) {
