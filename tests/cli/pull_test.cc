@@ -274,7 +274,7 @@ TEST_F(PullTest, ARevisionIsNotTakenForAnother) {
     nlohmann::json siblings = nlohmann::json::array();
     for (const auto& [name, text] : commits.at(commit)) {
       nlohmann::json file = {{"rfilename", name}, {"size", text.size()}};
-      if (name.ends_with(".safetensors")) file["lfs"] = {{"sha256", sum_of(text)}};
+      if (name.ends_with(".safetensors") || name.ends_with(".gguf")) file["lfs"] = {{"sha256", sum_of(text)}};
       siblings.push_back(file);
     }
     response.set_content(nlohmann::json{{"sha", commit}, {"siblings", siblings}}.dump(), "application/json");
@@ -316,6 +316,18 @@ TEST_F(PullTest, ARevisionIsNotTakenForAnother) {
   EXPECT_EQ(json_of(pull("hf:p/q@v2", {"-o", out}), environment())["already_there"], true);
   EXPECT_EQ(requests, before);
 
+  // One file given with -o: what stands there must be the one asked for, and stays as it is when it is not.
+  const std::string given = dir_.file("given.gguf");
+  output_of(pull("hf:p/q@v1/m.gguf", {"-o", given}), environment());
+  EXPECT_EQ(json_of(pull("hf:p/q@v1/m.gguf", {"-o", given}), environment())["already_there"], true);
+  EXPECT_EQ(json_of(pull("hf:p/q/m.gguf", {"-o", given}), environment())["already_there"], true) << "the same commit";
+  expect_error(pull("hf:p/q@v2/m.gguf", {"-o", given}), "is not m.gguf of hf:p/q@v2", environment());
+  EXPECT_EQ(read_text(given), "gguf 1");
+  RunOptions offline = environment();
+  offline.environment.emplace_back("HF_ENDPOINT", "http://127.0.0.1:1");
+  output_of(pull("hf:p/q@v1/m.gguf", {"-o", given, "--sha256", sum_of("gguf 1")}), offline);
+  expect_error(pull("hf:p/q@v1/m.gguf", {"-o", given, "--sha256", sum_of("gguf 2")}), "move it away", offline);
+
   // The branch moves while a pull is half done: the shard that came first is fetched again.
   const std::string moved = dir_.file("moved");
   refused_second = 1;
@@ -332,6 +344,59 @@ TEST_F(PullTest, ARevisionIsNotTakenForAnother) {
   refused_second = 0;
   output_of(pull("hf:p/q", {"-o", moved}), environment());
   expect_folder(moved, "commit2");
+}
+
+TEST_F(PullTest, PartsAreOfOneCommit) {
+  const auto part = [](int number) { return "m-0000" + std::to_string(number) + "-of-00003.gguf"; };
+  const auto content = [](const std::string& commit, const std::string& file) { return commit + " " + file; };
+  std::string branch = "commit1", moves_to;
+  std::atomic<int> listings = 0, refused = 0;
+  hub_.Get("/api/models/p/q/revision/main", [&](const httplib::Request&, httplib::Response& response) {
+    ++listings;
+    nlohmann::json siblings = nlohmann::json::array();
+    for (int i = 1; i <= 3; ++i) {
+      const std::string text = content(branch, part(i));
+      siblings.push_back({{"rfilename", part(i)}, {"size", text.size()}, {"lfs", {{"sha256", sum_of(text)}}}});
+    }
+    response.set_content(nlohmann::json{{"sha", branch}, {"siblings", siblings}}.dump(), "application/json");
+    if (!moves_to.empty()) branch = moves_to;
+  });
+  hub_.Get(R"(/p/q/resolve/([^/]*)/(.*))", [&](const httplib::Request& request, httplib::Response& response) {
+    const std::string revision = request.matches[1], file = request.matches[2];
+    if (refused && file == part(2)) {
+      response.status = 404;
+      return;
+    }
+    response.set_content(content(revision == "main" ? branch : revision, file), "text/plain");
+  });
+  const auto expect_parts = [&](const std::string& folder, const std::string& commit) {
+    for (int i = 1; i <= 3; ++i)
+      EXPECT_EQ(read_text(std::filesystem::path(folder) / part(i)), content(commit, part(i)));
+  };
+  const std::string folder = dir_.file("models/p/q"), name = "hf:p/q/" + part(1);
+
+  moves_to = "commit2";  // between the listing and the first part
+  output_of(pull(name), environment());
+  expect_parts(folder, "commit1");
+  EXPECT_EQ(json_of(pull(name), environment())["already_there"], true);
+  EXPECT_EQ(listings, 1) << "a complete set was asked for again";
+
+  std::filesystem::remove(std::filesystem::path(folder) / part(3));  // the rest is of a commit that the branch left
+  refused = 1;
+  expect_error(pull(name), "404", environment());
+  EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(folder) / part(2))) << "two commits lie side by side";
+  refused = 0;
+  output_of(pull(name), environment());
+  expect_parts(folder, "commit2");
+
+  // Where the user chose the place, parts of another commit are refused, not replaced.
+  std::filesystem::create_directory(dir_.file("here"));
+  std::ofstream(dir_.file("here/" + part(2))) << "mine";
+  expect_error(pull(name, {"-o", dir_.file("here/" + part(1))}), "move it away", environment());
+  EXPECT_EQ(read_text(dir_.file("here/" + part(2))), "mine");
+  EXPECT_FALSE(std::filesystem::exists(dir_.file("here/" + part(1))));
+  expect_error(pull(name, {"--sha256", std::string(64, '0')}), "one of 3 parts", environment());
+  expect_error(pull("hf:p/q/m-00001-of-00004.gguf"), "holds no m-00001-of-00004.gguf", environment());
 }
 
 TEST_F(PullTest, PackagesNeedTheRightBytes) {

@@ -121,6 +121,18 @@ std::optional<Pulled> finished_folder(const fs::path& folder, const HubName& nam
   return out;
 }
 
+const RemoteFile& needed(const Listing& listing, const HubName& name, const std::string& file) {
+  if (const RemoteFile* found = listing.find(file)) return *found;
+  throw Error("hf:{}: holds no {} at revision {}", name.repository(), file, name.revision);
+}
+
+Error other_file(const fs::path& path, const HubName& name, const std::string& sum, const std::string& expected) {
+  return Error(
+      "{}: is there already, but it is not {} of hf:{}@{}: its sha256 is {}, expected {}; move it away and try again",
+      path.string(), name.file, name.repository(), name.revision, sum,
+      expected.empty() ? "one that the hub does not tell" : expected);
+}
+
 class Snapshot {
  public:
   Snapshot(const Http& http, std::string endpoint, const HubName& name, const Listing& listing, fs::path folder)
@@ -183,27 +195,65 @@ std::set<std::string> indexed_shards(const fs::path& index) {
   return out;
 }
 
-Pulled pull_file(const Http& http, const std::string& endpoint, const HubName& name, const fs::path& path,
-                 const std::string& sha256) {
+/// A place that the user chose may hold anybody's file: it is compared, never replaced. In the models folder a name
+/// says repository and revision, so that what stands there was finished by an earlier pull of it.
+Pulled pull_single(const Http& http, const std::string& endpoint, const HubName& name, const fs::path& path,
+                   bool chosen, const std::string& sha256) {
   Pulled out{path.string(), 0, "", endpoint, true};
-  const std::vector<std::string> parts = split_parts(name.file);
-  for (const std::string& part : parts) {
-    const fs::path target = parts.size() > 1 ? path.parent_path() / fs::path(part).filename() : path;
-    if (!fs::exists(target)) {
-      const Downloaded got = http.download({Snapshot::resolve_url(endpoint, name, name.revision, part), target.string(),
-                                            parts.size() > 1 ? "" : sha256, -1});
-      out.sha256 = got.sha256;
-      out.already_there = false;
-    } else if (!sha256.empty() && parts.size() == 1) {
-      out.sha256 = sha256_file(target.string());
-      if (out.sha256 != sha256)
-        throw Error("{}: is there already, but its sha256 is {}, expected {}; move it away and try again",
-                    target.string(), out.sha256, sha256);
+  if (!fs::exists(path)) {
+    const Downloaded got =
+        http.download({Snapshot::resolve_url(endpoint, name, name.revision, name.file), path.string(), sha256, -1});
+    out.sha256 = got.sha256;
+    out.already_there = false;
+  } else if (!sha256.empty() || chosen) {
+    std::string expected = sha256;
+    if (expected.empty()) {
+      const Listing listing = list(http, endpoint, name);
+      expected = needed(listing, name, name.file).sha256;
     }
-    out.bytes += int64_t(fs::file_size(target));
+    out.sha256 = sha256_file(path.string());
+    if (out.sha256 != expected) throw other_file(path, name, out.sha256, expected);
   }
-  if (parts.size() > 1) out.sha256.clear();
+  out.bytes = int64_t(fs::file_size(path));
   return out;
+}
+
+/// All parts of a split GGUF, from one commit even if the branch moves meanwhile.
+Pulled pull_parts(const Http& http, const std::string& endpoint, const HubName& name,
+                  const std::vector<std::string>& parts, const fs::path& path, bool chosen) {
+  Pulled out{path.string(), 0, "", endpoint, true};
+  std::vector<fs::path> targets;
+  for (const std::string& part : parts) targets.push_back(path.parent_path() / fs::path(part).filename());
+  const auto is_there = [](const fs::path& target) { return fs::exists(target); };
+  if (chosen || !std::all_of(targets.begin(), targets.end(), is_there)) {
+    const Listing listing = list(http, endpoint, name);
+    // Parts of another commit go before the first new one comes: a complete set is always of one commit.
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const RemoteFile& file = needed(listing, name, parts[i]);
+      if (!is_there(targets[i])) continue;
+      const std::string sum = sha256_file(targets[i].string());
+      if (sum == file.sha256) continue;
+      if (chosen) throw other_file(targets[i], name, sum, file.sha256);
+      fs::remove(targets[i]);
+    }
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (is_there(targets[i])) continue;
+      const RemoteFile& file = needed(listing, name, parts[i]);
+      http.download({Snapshot::resolve_url(endpoint, name, listing.commit, file.name), targets[i].string(), file.sha256,
+                     file.size});
+      out.already_there = false;
+    }
+  }
+  for (const fs::path& target : targets) out.bytes += int64_t(fs::file_size(target));
+  return out;
+}
+
+Pulled pull_file(const Http& http, const std::string& endpoint, const HubName& name, const fs::path& path, bool chosen,
+                 const std::string& sha256) {
+  const std::vector<std::string> parts = split_parts(name.file);
+  if (parts.size() <= 1) return pull_single(http, endpoint, name, path, chosen, sha256);
+  if (!sha256.empty()) throw Error("--sha256: {} is one of {} parts; leave the flag out", name.file, parts.size());
+  return pull_parts(http, endpoint, name, parts, path, chosen);
 }
 
 }  // namespace
@@ -236,7 +286,7 @@ Pulled pull_from_hub(const Http& http, const std::string& endpoint, const HubNam
   const fs::path folder =
       target.empty() ? fs::path(models_dir) / name.owner / (name.repo + revision) : fs::path(target);
   const auto file_path = [&] { return target.empty() ? folder / name.file : fs::path(target); };
-  if (!name.file.empty()) return pull_file(http, endpoint, name, file_path(), sha256);
+  if (!name.file.empty()) return pull_file(http, endpoint, name, file_path(), !target.empty(), sha256);
   if (!sha256.empty()) throw Error("--sha256 needs one file: name it, as in hf:{}/FILE", name.repository());
   if (const auto done = finished_folder(folder, name)) return *done;
 
@@ -257,7 +307,7 @@ Pulled pull_from_hub(const Http& http, const std::string& endpoint, const HubNam
                   name.repository(), ggufs[0], names);
     }
     name.file = ggufs[0];
-    return pull_file(http, endpoint, name, file_path(), "");
+    return pull_file(http, endpoint, name, file_path(), !target.empty(), "");
   }
 
   Snapshot snapshot(http, endpoint, name, listing, folder);

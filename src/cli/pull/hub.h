@@ -30,7 +30,8 @@ struct Pulled {
 /// Brings what `name` means to `target` (empty: owner/repo below `models_dir`, owner/repo@revision when that is not
 /// main): the named file (all parts of a split GGUF), else config, tokenizer and the safetensors that the index names,
 /// else the repository's only GGUF file. A file or folder that was finished before is not even asked for again; in an
-/// unfinished folder, what agrees with the hub's listing is kept.
+/// unfinished folder, what agrees with the hub's listing is kept. A file that is already at `target` must be the one
+/// asked for, by `sha256` or else by the hub's sum: Error otherwise. Parts and folders are of one commit.
 Pulled pull_from_hub(const Http& http, const std::string& endpoint, const HubName& name, const std::string& models_dir,
                      const std::string& target, const std::string& sha256);
 
