@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numbers>
 #include <optional>
 
 #include "core/error.h"
@@ -12,6 +11,7 @@
 #include "core/sha256.h"
 #include "io/gguf_writer.h"
 #include "io/manifest.h"
+#include "io/rope_scaling.h"
 #include "layout/fallback.h"
 #include "layout/zigzag.h"
 
@@ -81,27 +81,23 @@ layout::Id wanted_layout(const Checkpoint& source, const Tensor& tensor, const Q
 }
 
 /// What each rotary frequency is divided by under Llama 3.1's scaling, which GGUF stores as a tensor, not as keys;
-/// empty for models without it. (Frequencies that turn often within the original context stay, rare ones are stretched
-/// by `factor`, those between are blended.)
+/// empty for models without it.
 std::vector<float> llama3_rope_factors(const Checkpoint& source) {
   const Metadata& metadata = source.metadata();
   const std::string prefix = source.architecture() + ".rope.";
   if (metadata.string(prefix + "scaling.type").value_or("") != "llama3" || source.find(kRopeFactors)) return {};
-  const double factor = metadata.need_number(prefix + "scaling.factor");
-  const double low = metadata.need_number(prefix + "scaling.low_freq_factor");
-  const double high = metadata.need_number(prefix + "scaling.high_freq_factor");
-  const double original = metadata.need_number(prefix + "scaling.original_context_length");
-  if (!(low < high))
-    throw Error("{}: {}scaling.low_freq_factor {} must be less than high_freq_factor {}", source.path(), prefix, low,
-                high);
+  const Llama3Scaling scaling{.factor = metadata.need_number(prefix + "scaling.factor"),
+                              .low_freq_factor = metadata.need_number(prefix + "scaling.low_freq_factor"),
+                              .high_freq_factor = metadata.need_number(prefix + "scaling.high_freq_factor"),
+                              .original_context = metadata.need_number(prefix + "scaling.original_context_length")};
+  if (!(scaling.low_freq_factor < scaling.high_freq_factor))
+    throw Error("{}: {}scaling.low_freq_factor {} must be less than high_freq_factor {}", source.path(), prefix,
+                scaling.low_freq_factor, scaling.high_freq_factor);
   const double base = metadata.need_number(prefix + "freq_base");
   const int64_t n_rot = metadata.need_integer(prefix + "dimension_count");
   std::vector<float> factors;
-  for (int64_t i = 0; i < n_rot; i += 2) {
-    const double turns = original * std::pow(base, -double(i) / double(n_rot)) / (2 * std::numbers::pi);
-    const double kept = std::clamp((turns - low) / (high - low), 0.0, 1.0);
-    factors.push_back(float(1 / (kept + (1 - kept) / factor)));
-  }
+  for (int64_t i = 0; i < n_rot; i += 2)
+    factors.push_back(float(1 / scaling.multiplier(std::pow(base, -double(i) / double(n_rot)))));
   return factors;
 }
 

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "io/rope_scaling.h"
 #include "layout/layout.h"
 
 namespace lacuna::model {
@@ -171,19 +172,15 @@ class Reader {
     for (float& f : c_.rope.inv_freq) f /= factor;
   }
 
-  /// Frequencies with few turns in the original context are stretched by `factor`, those with many kept, between them
-  /// a blend (Llama 3.1).
   void scale_llama3() {
-    const double factor = positive("rope.scaling.factor"), low = positive("rope.scaling.low_freq_factor", 1.0),
-                 high = positive("rope.scaling.high_freq_factor", 4.0),
-                 context = positive("rope.scaling.original_context_length");
-    if (!(low < high))
-      fail(fmt::format("rope.scaling.low_freq_factor = {} is not below high_freq_factor = {}", low, high));
-    for (float& f : c_.rope.inv_freq) {
-      const double turns = context * double(f) / (2 * std::numbers::pi);
-      const double kept = std::clamp((turns - low) / (high - low), 0.0, 1.0);
-      f = float(double(f) * (kept + (1 - kept) / factor));
-    }
+    const io::Llama3Scaling scaling{.factor = positive("rope.scaling.factor"),
+                                    .low_freq_factor = positive("rope.scaling.low_freq_factor", 1.0),
+                                    .high_freq_factor = positive("rope.scaling.high_freq_factor", 4.0),
+                                    .original_context = positive("rope.scaling.original_context_length")};
+    if (!(scaling.low_freq_factor < scaling.high_freq_factor))
+      fail(fmt::format("rope.scaling.low_freq_factor = {} is not below high_freq_factor = {}", scaling.low_freq_factor,
+                       scaling.high_freq_factor));
+    for (float& f : c_.rope.inv_freq) f = float(double(f) * scaling.multiplier(double(f)));
   }
 
   /// YaRN (Peng et al. 2023) with the bounds and the attention factor of transformers.
