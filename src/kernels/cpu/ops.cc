@@ -40,16 +40,14 @@ void for_rows(ThreadPool& pool, int64_t M, int64_t width, const Body& body) {
   pool.parallel_for(M, std::max<int64_t>(1, M / (4 * pool.size())), body);
 }
 
-/// Memory of one thread that only grows; lives as long as the thread.
-float* thread_scratch(int64_t floats) {
-  thread_local HugeBuffer buffer;
-  const size_t bytes = size_t(floats) * sizeof(float);
-  if (buffer.size() < bytes) buffer = HugeBuffer(bytes);
-  return reinterpret_cast<float*>(buffer.data());
-}
+enum class Scratch : uint8_t {
+  task,      // of the thread that runs a task
+  partials,  // of the thread that calls an attention op: its tasks leave their partial results there
+};
 
-/// Where the partial results of an attention call lie; belongs to the calling thread.
-float* partial_scratch(int64_t floats) {
+/// Memory of one thread that only grows; lives as long as the thread.
+template <Scratch>
+float* scratch(int64_t floats) {
   thread_local HugeBuffer buffer;
   const size_t bytes = size_t(floats) * sizeof(float);
   if (buffer.size() < bytes) buffer = HugeBuffer(bytes);
@@ -161,10 +159,10 @@ void attention(ThreadPool& pool, const AttentionArgs& args) {
     const int64_t most_chunks = args.M == 1 ? std::min(4 * threads, kMaxChunks) : chunks;
     const int64_t partial_floats = most_chunks * token_blocks * n_kv * part_stride;
     if (grown[0] < need || grown[1] < threads) {
-      pool.run([&](int) { thread_scratch(need); });
+      pool.run([&](int) { scratch<Scratch::task>(need); });
       grown = {std::max(grown[0], need), threads};
     }
-    partials = partial_scratch(partial_floats);
+    partials = scratch<Scratch::partials>(partial_floats);
   }
 
   const int64_t tasks = token_blocks * n_kv * chunks;
@@ -179,7 +177,7 @@ void attention(ThreadPool& pool, const AttentionArgs& args) {
       task.token_end = std::min(args.M, task.token_begin + block_tokens);
       task.position_begin = begin + chunk_index * chunk;
       task.position_end = std::min(end, task.position_begin + chunk);
-      task.scratch = thread_scratch(need);
+      task.scratch = scratch<Scratch::task>(need);
       if (chunks > 1) task.partial = partials + t * part_stride;
       run_block(task);
     }
