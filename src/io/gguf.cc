@@ -254,6 +254,8 @@ GgufFile parse(std::span<const std::byte> file, const std::string& path) {
     info.tensor.bytes = file.subspan(data + info.offset, info.size);
   }
   check_overlap(infos);
+  // Bytes between and after the tensors are left alone: GGUF finds everything by offset, writers pad as they like and
+  // llama.cpp reads such files. (safetensors forbids them, so safetensors.cc refuses them.)
   out.tensors.reserve(infos.size());
   for (Info& info : infos) out.tensors.push_back(std::move(info.tensor));
   return out;

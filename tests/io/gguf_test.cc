@@ -179,7 +179,9 @@ TEST(Gguf, OffsetsAndOverlap) {
         .pad(32)
         .raw(std::string(160, 'x'));
   };
-  EXPECT_EQ(parse(two(64, 0)).tensors.at(0).name, "a");  // any order of places
+  EXPECT_EQ(parse(two(64, 0)).tensors.at(0).name, "a");          // any order of places
+  EXPECT_EQ(parse(two(0, 96)).tensors.at(1).bytes.size(), 64u);  // a gap between them
+  EXPECT_EQ(parse(two(0, 64)).tensors.at(1).bytes.size(), 64u);  // 32 bytes that belong to nothing at the end
   EXPECT_ERROR(parse(two(0, 32)), "tensors a and b overlap");
   EXPECT_ERROR(parse(two(0, 0)), "overlap");
   const Bytes same =
