@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <utility>
 
 #include "cli/command.h"
 #include "cli/sparsity.h"
@@ -84,15 +85,10 @@ class SyntheticFile {
 class Report {
  public:
   Report(const Options& options, std::string shape, double ceiling_gb_s)
-      : options_(options), shape_(std::move(shape)), ceiling_(ceiling_gb_s) {
-    if (options_.json) return;
-    print(fmt::format("{}, {} threads, {}, memory reads {:.1f} GB/s\n", shape_, options_.threads, kernels::isa_name(),
-                      ceiling_));
-    print(fmt::format("{:<8} {:<28} {:<12} {:>10} {:>19} {:>8} {:>6} {:>10} {:>8}\n", "bench", "what", "layout",
-                      "median ms", "min .. max ms", "GB/s", "of max", "tokens/s", "TFLOP/s"));
-  }
-  void add(const eval::BenchRow& row, double load_s) const {
+      : options_(options), shape_(std::move(shape)), ceiling_(ceiling_gb_s) {}
+  void add(const eval::BenchRow& row, double load_s) {
     if (!options_.json) {
+      if (!std::exchange(headed_, true)) print_head();
       print(fmt::format("{:<8} {:<28} {:<12} {:>10.3f} {:>9.3f} {:>9.3f} {:>8.2f} {:>5.0f}% {:>10.1f} {:>8}\n",
                         row.bench, row.what, row.layout, row.median_ms, row.min_ms, row.max_ms, row.gb_s(),
                         100 * row.gb_s() / ceiling_, row.tok_s, row.tflops ? fmt::format("{:.3f}", *row.tflops) : ""));
@@ -125,9 +121,17 @@ class Report {
   }
 
  private:
+  /// With the first row, so that an error before it leaves stdout empty.
+  void print_head() const {
+    print(fmt::format("{}, {} threads, {}, memory reads {:.1f} GB/s\n", shape_, options_.threads, kernels::isa_name(),
+                      ceiling_));
+    print(fmt::format("{:<8} {:<28} {:<12} {:>10} {:>19} {:>8} {:>6} {:>10} {:>8}\n", "bench", "what", "layout",
+                      "median ms", "min .. max ms", "GB/s", "of max", "tokens/s", "TFLOP/s"));
+  }
   const Options& options_;
   std::string shape_;
   double ceiling_;
+  bool headed_ = false;
 };
 
 /// The memory read rate, measured by a child process so that its buffer does not count as this one's memory. Must run
@@ -181,7 +185,7 @@ int bench(const Options& options) {
       .runs = options.runs,
       .prepare = options.prepare == "auto" ? kernels::Prepare::automatic : kernels::Prepare::in_place,
       .act_sparsity = options.sparsity.act_sparsity};
-  const Report report(options, shape, ceiling);
+  Report report(options, shape, ceiling);
 
   if (asked(options, "decode") || asked(options, "prefill")) {
     const LoadedModel model = load_model(path, options, wanted.prepare);

@@ -359,7 +359,7 @@ TEST(Bench, RowsHaveTheStableKeysAndAreChecked) {
     EXPECT_LE(row["min_ms"].get<double>(), row["median_ms"].get<double>());
     EXPECT_LE(row["median_ms"].get<double>(), row["max_ms"].get<double>());
   }
-  expect_error({"bench", model, "--act-sparsity", "0.5"}, "add --what decode");
+  expect_error({"bench", model, "--act-sparsity", "0.5"}, "ask for --what decode");
   expect_error({"bench", model, "--act-sparsity", "0.5", "--what", "decode"}, "holds no thresholds");
   expect_error({"bench"}, "MODEL");
   EXPECT_EQ(run_lacuna({"bench", model, "--layout", "q4_K"}).code, 2) << "--layout is for random weights only";
