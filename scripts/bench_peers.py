@@ -319,6 +319,16 @@ def write_json(path: Path, value: dict) -> None:
     os.replace(partial, path)
 
 
+def peers(llama: Path | None, llama_version: str, ik: Path | None, ik_version: str) -> list[Program]:
+    """The peers that were given, with the option sets that are tried; the strongest comes last."""
+    programs: list[Program] = []
+    if llama:
+        programs.append(Ggml("llama.cpp", llama, llama_version, [["-fa", "0"], ["-fa", "1"]], "llama-completion", ["-no-cnv", "--no-warmup"]))
+    if ik:
+        programs.append(Ggml("ik_llama.cpp", ik, ik_version, [["-fa", "1"], ["-fa", "1", "-rtr", "1"]], "llama-cli", ["--no-warmup"]))
+    return programs
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench_peers.sh", description=__doc__.split("\n\n")[0])
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="GGUF files")
@@ -353,11 +363,7 @@ def main(arguments: list[str]) -> int:
         if not options.lacuna.is_file():
             raise Failure(f"{options.lacuna}: not built; run scripts/build.sh, or pass --lacuna PROGRAM")
         programs.append(Lacuna(options.lacuna))
-    programs.append(Ggml("llama.cpp", options.llama, options.llama_version, [["-fa", "0"], ["-fa", "1"]], "llama-completion",
-                         ["-no-cnv", "--no-warmup"]))
-    if options.ik:
-        programs.append(Ggml("ik_llama.cpp", options.ik, options.ik_version, [["-fa", "1"], ["-fa", "1", "-rtr", "1"]], "llama-cli",
-                             ["--no-warmup"]))
+    programs += peers(options.llama, options.llama_version, options.ik, options.ik_version)
     load = os.getloadavg()[0]
     if load > 0.5:
         note(f"warning: the load average is {load:.2f} before the start; other programs disturb these measurements")

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import shlex
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench_peers import ROOT, Failure, json_lines, run  # noqa: E402
+from bench_peers import (ROOT, Failure, Program, Settings, choose_options, commit, device, json_lines, note,  # noqa: E402
+                         peers, portable_command, run, spread, write_json)
 
 LEVELS = [25, 40, 50, 65]
 
@@ -31,28 +30,25 @@ def lacuna_row(binary: str, arguments: list[str], bench: str) -> dict:
     raise Failure(f"{shlex.join(command)}: no row of {bench}")
 
 
-def llama_bench(folder: str, model: str, threads: int, tokens: int, options: list[str]) -> dict:
-    command = [str(Path(folder) / "bin" / "llama-bench"), "-m", model, "-t", str(threads), "-p", "0", "-n", str(tokens), "-r", "1",
-               "-o", "json", *options]
-    text = run(command).stdout
-    rate = json.loads(text[text.index("["):])[0]["avg_ts"]
-    return {"bench": "decode", "tok_s": rate, "median_ms": 1e3 / rate}
+def peer_row(program: Program, model: Path, settings: Settings) -> dict:
+    rate = program.measure(model, ["decode"], program.best["decode"], settings)[0]["decode"]["tok_s"]
+    return {"bench": "decode", "tok_s": rate, "median_ms": 1e3 / rate, "options": " ".join(program.best["decode"])}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lacuna", default=str(ROOT / "build/release/lacuna"))
     parser.add_argument("--shape", action="append", default=[], help="a shape for the linear layers, e.g. llama-3.2-1b; may be repeated")
-    parser.add_argument("--dense", help="the model in a dense layout, a GGUF file")
+    parser.add_argument("--dense", type=Path, help="the model in a dense layout, a GGUF file")
     parser.add_argument("--zigzag", help="the same model made by `lacuna quantize --layout zz4_k`")
     parser.add_argument("--thresholds", help="its thresholds, made by `lacuna calibrate`")
     parser.add_argument("--levels", default="25,40,50", help="levels of decoding in percent")
-    parser.add_argument("--llama", help="folder of a build of llama.cpp")
-    parser.add_argument("--ik", help="folder of a build of ik_llama.cpp")
+    parser.add_argument("--llama", type=Path, help="folder of a build of llama.cpp")
+    parser.add_argument("--ik", type=Path, help="folder of a build of ik_llama.cpp")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gen", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", help="JSON file for the rows")
+    parser.add_argument("--output", type=Path, help="JSON file for the rows")
     a = parser.parse_args()
     threads = ["--threads", str(a.threads)]
     sections: list[tuple[str, str, list[tuple[str, object]]]] = []  # title, baseline, [(name, function)]
@@ -70,16 +66,15 @@ def main() -> int:
         def decode(model: str, level: int):
             extra = ["--act-sparsity", str(level), "--thresholds", a.thresholds] if level else ["--dense"]
             return lambda: lacuna_row(a.lacuna, [model, "--what", "decode", "--gen", str(a.gen), "--runs", "1", *threads, *extra], "decode")
-        rows = [("lacuna dense", decode(a.dense, 0)), ("zz4_k dense", decode(a.zigzag, 0))]
+        rows = [("lacuna dense", decode(str(a.dense), 0)), ("zz4_k dense", decode(a.zigzag, 0))]
         rows += [(f"zz4_k {level}%", decode(a.zigzag, int(level))) for level in a.levels.split(",")]
         baseline = "lacuna dense"
-        if a.llama:
-            rows.append(("llama.cpp", lambda: llama_bench(a.llama, a.dense, a.threads, a.gen, [])))
-            baseline = "llama.cpp"
-        if a.ik:
-            rows.append(("ik_llama.cpp", lambda: llama_bench(a.ik, a.dense, a.threads, a.gen, ["-rtr", "1", "-fa", "1"])))
-            baseline = "ik_llama.cpp"
-        sections.append((f"decoding, {Path(a.dense).name}", baseline, rows))
+        settings = Settings(a.threads, 512, a.gen)
+        for program in peers(a.llama, "given build", a.ik, "given build"):
+            choose_options(program, a.dense, settings)
+            rows.append((program.name, lambda program=program: peer_row(program, a.dense, settings)))
+            baseline = program.name
+        sections.append((f"decoding, {a.dense.name}", baseline, rows))
     if not sections:
         parser.error("nothing to do: give --shape or --dense")
 
@@ -90,27 +85,23 @@ def main() -> int:
             shift = round_ % len(rows)
             for name, measure in rows[shift:] + rows[:shift]:
                 found[name].append(measure())
-                print(f"  {title}, round {round_ + 1}: {name} {found[name][-1]['median_ms']:.2f} ms", file=sys.stderr)
+                note(f"  {title}, round {round_ + 1}: {name} {found[name][-1]['median_ms']:.2f} ms")
         print(f"{title} (ratio to {baseline}, {a.rounds} rounds)")
         for name, _ in rows:
             times = [row["median_ms"] for row in found[name]]
-            ratios = [base["median_ms"] / time for base, time in zip(found[baseline], times)]
+            ratio = spread([base["median_ms"] / time for base, time in zip(found[baseline], times)])
             last = found[name][-1]
             out.append({"section": title, "name": name, "baseline": baseline, "median_ms": statistics.median(times), "min_ms": min(times),
-                        "max_ms": max(times), "ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios),
+                        "max_ms": max(times), "ratio": ratio["median"], "ratio_min": ratio["min"], "ratio_max": ratio["max"],
                         "rounds": a.rounds, **{key: last[key] for key in ("layout", "act_sparsity", "bytes", "gb_s", "ceiling_gb_s",
-                                                                          "checked") if key in last}})
+                                                                          "checked", "options") if key in last}})
             row = out[-1]
             print(f"  {name:<14} {row['median_ms']:9.2f} ms  {row['ratio']:5.2f}x ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
                   + (f"  {row['gb_s']:.1f} GB/s of {row['ceiling_gb_s']:.1f}" if "gb_s" in row else ""))
     if a.output:
-        commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
-        cpu = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")),
-                   "unknown")
-        names = [Path(x).name if "/" in x else x for x in sys.argv[1:]]
-        Path(a.output).write_text(json.dumps({"command": shlex.join(["scripts/bench_spqt.py", *names]), "commit": commit,
-                                              "date": datetime.date.today().isoformat(), "device": f"{cpu}, {a.threads} threads",
-                                              "driver": "none", "rows": out}, indent=1) + "\n")
+        write_json(a.output, {"command": portable_command(shlex.join(["scripts/bench_spqt.py", *sys.argv[1:]])), "commit": commit(),
+                              "date": datetime.date.today().isoformat(), "device": f"{device()}, {a.threads} threads", "driver": "none",
+                              "rows": out})
     return 0
 
 

@@ -40,7 +40,7 @@ python3 scripts/check_isa_symbols.py build/release
 if [ "$quick" -eq 0 ]; then
   step "Unit tests under ASan and UBSan"
   # The command line's tests drive whole processes; they run in Release below.
-  scripts/build.sh --no-install --preset sanitize core_test layout_test io_test tokenizer_test kernels_test model_test eval_test
+  scripts/build.sh --no-install --preset sanitize core_test layout_test io_test tokenizer_test kernels_test model_test calibrate_test eval_test
   scripts/run_ctest.sh build/sanitize --exclude-regex NOT_BUILT
 
   step "The kernels compile for NEON"

@@ -159,24 +159,4 @@ PerInput shares_below(const PerInput& t, const Statistics& statistics, Criterion
   return below(t, statistics.of(criterion));
 }
 
-double layer_share(const std::array<float, kInputs>& share, const std::array<int64_t, kInputs>& bytes) {
-  double skipped = 0, all = 0;
-  for (size_t i = 0; i < size_t(kInputs); ++i) {
-    skipped += double(share[i]) * double(bytes[i]);
-    all += double(bytes[i]);
-  }
-  return all > 0 ? skipped / all : 0;
-}
-
-double model_share(const PerInput& share, const std::vector<std::array<int64_t, kInputs>>& bytes) {
-  double skipped = 0, all = 0;
-  for (size_t l = 0; l < share.size(); ++l) {
-    double size = 0;
-    for (const int64_t part : bytes[l]) size += double(part);
-    skipped += layer_share(share[l], bytes[l]) * size;
-    all += size;
-  }
-  return all > 0 ? skipped / all : 0;
-}
-
 }  // namespace lacuna::calibrate

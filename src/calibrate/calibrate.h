@@ -40,8 +40,4 @@ Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint,
 /// Share of inputs below the thresholds in another text: [layers][inputs].
 model::PerInput shares_below(const model::PerInput& t, const Statistics& statistics, model::Criterion criterion);
 
-/// Share of one layer's weight bytes that these shares leave unread, and of all layers'.
-double layer_share(const std::array<float, model::kInputs>& share, const std::array<int64_t, model::kInputs>& bytes);
-double model_share(const model::PerInput& share, const std::vector<std::array<int64_t, model::kInputs>>& bytes);
-
 }  // namespace lacuna::calibrate

@@ -13,7 +13,6 @@
 #include "cli/sparsity.h"
 #include "core/error.h"
 #include "core/sha256.h"
-#include "io/atomic_file.h"
 #include "io/documents.h"
 #include "io/gguf_metadata.h"
 
@@ -39,10 +38,10 @@ std::vector<int32_t> tokens_of(const Tokenizer& tokenizer, const std::string& te
 }
 
 /// What one text has below the thresholds of one entry's level.
-Json shares_json(const model::PerInput& shares, const std::vector<std::array<int64_t, model::kInputs>>& bytes) {
+Json shares_json(const model::PerInput& shares, const model::InputBytes& bytes) {
   Json layers = Json::array();
-  for (size_t l = 0; l < shares.size(); ++l) layers.push_back(calibrate::layer_share(shares[l], bytes[l]));
-  return {{"act_sparsity", calibrate::model_share(shares, bytes)}, {"layers", layers}, {"inputs", shares}};
+  for (size_t l = 0; l < shares.size(); ++l) layers.push_back(model::skipped_share(shares[l], bytes[l]));
+  return {{"act_sparsity", model::skipped_share(shares, bytes)}, {"layers", layers}, {"inputs", shares}};
 }
 
 // ---- histograms ----
@@ -107,12 +106,6 @@ std::string histograms_svg(const calibrate::Statistics& statistics) {
   return out + "</svg>\n";
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  io::AtomicFile file(path);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
-}
-
 // ---- the command ----
 
 int run(const Options& options) {
@@ -147,7 +140,7 @@ int run(const Options& options) {
   wanted.ctx = std::min(wanted.ctx, config.n_ctx);
   const auto start = std::chrono::steady_clock::now();
   const int64_t most =
-      std::max({wanted.tokens, wanted.search_windows * wanted.search_window + wanted.sensitivity_tokens});
+      std::max(wanted.tokens, wanted.search_windows * wanted.search_window + wanted.sensitivity_tokens);
   const std::vector<int32_t> ids = tokens_of(model.need_tokenizer(), text, most);
   if (int64_t(ids.size()) < wanted.tokens)
     spdlog::warn("{}: {} tokens, {} were asked for; the thresholds come from fewer", options.text, ids.size(),
@@ -171,9 +164,9 @@ int run(const Options& options) {
   else
     io::write_gguf_metadata(out, metadata);
   if (options.histograms.ends_with(".json"))
-    write_file(options.histograms, histograms_json(result.statistics).dump() + "\n");
+    write_output(options.histograms, histograms_json(result.statistics).dump() + "\n");
   else if (!options.histograms.empty())
-    write_file(options.histograms, histograms_svg(result.statistics));
+    write_output(options.histograms, histograms_svg(result.statistics));
 
   std::optional<calibrate::Statistics> other;
   if (!held_out.empty())
@@ -191,12 +184,12 @@ int run(const Options& options) {
       const auto describe = [&](const model::PerInput& shares) {
         double least = 1, largest = 0;
         for (size_t l = 0; l < shares.size(); ++l) {
-          const double share = calibrate::layer_share(shares[l], bytes[l]);
+          const double share = model::skipped_share(shares[l], bytes[l]);
           least = std::min(least, share);
           largest = std::max(largest, share);
         }
-        return fmt::format("{:>10.2f}%{:>11.2f}% .. {:>5.2f}%", 100 * calibrate::model_share(shares, bytes),
-                           100 * least, 100 * largest);
+        return fmt::format("{:>10.2f}%{:>11.2f}% .. {:>5.2f}%", 100 * model::skipped_share(shares, bytes), 100 * least,
+                           100 * largest);
       };
       std::optional<model::PerInput> second;
       if (other) second = calibrate::shares_below(entry.t[i], *other, entry.criterion);

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "io/atomic_file.h"
 
 namespace lacuna::cli {
 
@@ -69,6 +70,12 @@ std::string read_input(const std::string& path) {
   if (!standard_input) std::fclose(file);
   if (error) throw Error("{}: cannot be read: {}", path, std::strerror(error));
   return text;
+}
+
+void write_output(const std::string& path, std::string_view text) {
+  io::AtomicFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
 }
 
 int64_t peak_memory_bytes() {

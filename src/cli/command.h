@@ -62,6 +62,9 @@ std::string printable(std::string_view text);
 /// The whole file; "-" is standard input. Throws Error with the system's reason.
 std::string read_input(const std::string& path);
 
+/// Writes a whole file; it appears when it is complete. Throws Error with the system's reason.
+void write_output(const std::string& path, std::string_view text);
+
 /// Largest resident memory of this process so far, mapped weights included.
 int64_t peak_memory_bytes();
 /// "1.5 GiB", "98.4 MiB", "512 B".

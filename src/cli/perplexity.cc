@@ -128,12 +128,6 @@ std::string sweep_svg(const std::vector<SweepRow>& rows) {
   return out + "</svg>\n";
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  io::AtomicFile file(path);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
-}
-
 int sweep(const Options& options, const std::string& text, const eval::PerplexityOptions& wanted) {
   const LoadedModel model = load_model(options.model, options);
   const Tokenizer& tokenizer = model.need_tokenizer();
@@ -148,12 +142,7 @@ int sweep(const Options& options, const std::string& text, const eval::Perplexit
     row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     const model::SparsityCounts& counts = model.decoder->sparsity_counts();
     for (size_t l = 0; thresholds && l < counts.layers.size(); ++l) {
-      double expected = 0, bytes = 0;
-      for (size_t i = 0; i < size_t(model::kInputs); ++i) {
-        expected += double(thresholds->realised[l][i]) * double(counts.bytes[l][i]);
-        bytes += double(counts.bytes[l][i]);
-      }
-      expected /= bytes;
+      const double expected = model::skipped_share(thresholds->realised[l], counts.bytes[l]);
       const double share = counts.layer_share(int64_t(l));
       if (std::abs(share - expected) >= std::abs(row.worst_layer - row.expected))
         row.worst_layer = share, row.expected = expected;
@@ -179,7 +168,7 @@ int sweep(const Options& options, const std::string& text, const eval::Perplexit
     if (!options.sparsity.mode.empty() && options.sparsity.mode != name_of(entry.mode)) continue;
     if (!options.sparsity.criterion.empty() && options.sparsity.criterion != name_of(entry.criterion)) continue;
     for (const double level : set.levels) {
-      if (options.sparsity.sparse() && std::abs(level - options.sparsity.act_sparsity) > 1e-4) continue;
+      if (options.sparsity.sparse() && !model::same_level(level, options.sparsity.act_sparsity)) continue;
       measure({std::string(name_of(entry.mode)), std::string(name_of(entry.criterion)), level, {}, 0, 0, 0},
               set.select(level, entry.mode, entry.criterion, options.model));
     }
@@ -200,17 +189,17 @@ int sweep(const Options& options, const std::string& text, const eval::Perplexit
     if (options.sparsity.sparse()) command += fmt::format(" --act-sparsity {:g}", options.sparsity.act_sparsity);
     if (!options.sparsity.mode.empty()) command += " --act-mode " + options.sparsity.mode;
     if (!options.sparsity.criterion.empty()) command += " --criterion " + options.sparsity.criterion;
-    write_file(options.output, Json{{"command", command},
-                                    {"commit", LACUNA_COMMIT},
-                                    {"date", fmt::format("{:%F}", std::chrono::system_clock::now())},
-                                    {"device", fmt::format("cpu ({})", kernels::isa_name())},
-                                    {"threshold_tokens", set.tokens},
-                                    {"threshold_text_sha256", set.text_sha256},
-                                    {"rows", std::move(all)}}
-                                       .dump(1) +
-                                   "\n");
+    write_output(options.output, Json{{"command", command},
+                                      {"commit", LACUNA_COMMIT},
+                                      {"date", fmt::format("{:%F}", std::chrono::system_clock::now())},
+                                      {"device", fmt::format("cpu ({})", kernels::isa_name())},
+                                      {"threshold_tokens", set.tokens},
+                                      {"threshold_text_sha256", set.text_sha256},
+                                      {"rows", std::move(all)}}
+                                         .dump(1) +
+                                     "\n");
   }
-  if (!options.svg.empty()) write_file(options.svg, sweep_svg(rows));
+  if (!options.svg.empty()) write_output(options.svg, sweep_svg(rows));
   return 0;
 }
 

@@ -7,7 +7,6 @@
 #include "core/error.h"
 #include "io/gguf.h"
 #include "io/manifest.h"
-#include "layout/zigzag.h"
 
 namespace lacuna::io {
 
@@ -103,7 +102,7 @@ int64_t planned_bytes(const TensorPlan& tensor) {
     if (tensor.dims.size() != 2)
       throw Error("tensor {}: {} dimensions; {} holds matrices only", tensor.name, tensor.dims.size(),
                   tensor.layout->name);
-    layout::check_zigzag_params(tensor.params);
+    layout::check_params(*tensor.layout, tensor.params);
     return tensor.layout->size_bytes(*tensor.layout, {tensor.dims[0], tensor.dims[1]});
   }
   const int64_t K = tensor.dims.back();

@@ -5,7 +5,6 @@
 #include "core/checked_math.h"
 #include "core/error.h"
 #include "io/json.h"
-#include "layout/zigzag.h"
 
 namespace lacuna::io {
 
@@ -83,7 +82,7 @@ layout::Params packed_params(const std::string& tensor, const ManifestTensor& en
     throw Error("{}: tensor {}: {} needs the parameter {}", where, tensor, layout.name, kTileRows);
   const layout::Params out{.tile_rows = tile_rows->second};
   try {
-    layout::check_zigzag_params(out);
+    layout::check_params(layout, out);
   } catch (const Error& error) {
     throw Error("{}: tensor {}: {}", where, tensor, error.what());
   }

@@ -60,19 +60,13 @@ std::optional<uint32_t> file_type(layout::Id id) {
   }
 }
 
-/// The K-quant of a zigzag layout's bits; row layouts as they are.
-layout::Id row_layout(layout::Id id) {
-  const layout::Layout& layout = layout::get(id);
-  return layout.zigzag ? layout::superblock_layout(layout).id : id;
-}
-
 layout::Id wanted_layout(const Checkpoint& source, const Tensor& tensor, const QuantizeOptions& options) {
   if (!is_matrix(tensor)) return layout::Id::f32;
   if (tensor.name == "position_embd.weight") return tensor.layout->id;
   const bool embedding = tensor.name == "token_embd.weight";
   const bool head = tensor.name == "output.weight" || (embedding && !source.find("output.weight"));
-  if (!embedding && !head) return tensor.dims.size() == 2 ? options.layout : row_layout(options.layout);
-  const layout::Id id = row_layout(options.layout);
+  const layout::Id id = layout::row_layout(layout::get(options.layout)).id;
+  if (!embedding && !head) return tensor.dims.size() == 2 ? options.layout : id;
   if (options.pure) return id;
   if (embedding && options.embedding_layout) return *options.embedding_layout;
   if (!head) return id;
@@ -280,9 +274,7 @@ int64_t rows_of_chunk(const Tensor& tensor, int64_t row_bytes) {
 }
 
 void check_options(const QuantizeOptions& options) {
-  layout::check_zigzag_params(options.params);
-  if (options.params.tile_rows != 0 && !layout::get(options.layout).zigzag)
-    throw Error("{} has no tile_rows; it is a parameter of the zigzag layouts", layout::get(options.layout).name);
+  layout::check_params(layout::get(options.layout), options.params);
   for (const auto& [id, what] :
        {std::pair{options.head_layout, "output head"}, std::pair{options.embedding_layout, "embedding table"}})
     if (id && layout::get(*id).zigzag)

@@ -64,6 +64,9 @@ class LinearGroup {
   virtual std::string explain() const = 0;
 };
 
+/// Checks the weights of a group: sizes, biases, params, one K, which it returns. Throws Error naming the weight.
+int64_t check_weights(std::span<const WeightView> parts);
+
 /// Prepares a group for the CPU. Throws Error naming layout, shape and device where no kernel can run. Uses the pool to
 /// repack.
 std::unique_ptr<LinearGroup> make_cpu_linear_group(std::span<const WeightView> parts, ThreadPool& pool,

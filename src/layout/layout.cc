@@ -158,7 +158,7 @@ constexpr Layout block_layout(Id id, std::string_view name, int ggml_type) {
           first_bad_block_row<Block>};
 }
 
-constexpr Layout zigzag_layout(Id id, std::string_view name, int64_t superblock_bytes) {
+constexpr Layout zigzag_layout(Id id, std::string_view name, Id superblock, int64_t superblock_bytes) {
   return {.id = id,
           .name = name,
           .ggml_type = -1,
@@ -168,7 +168,8 @@ constexpr Layout zigzag_layout(Id id, std::string_view name, int64_t superblock_
           .encode_row = nullptr,
           .decode_row = nullptr,
           .first_bad_row = nullptr,
-          .zigzag = true};
+          .zigzag = true,
+          .superblock = superblock};
 }
 
 constexpr std::array kLayouts = {
@@ -188,12 +189,12 @@ constexpr std::array kLayouts = {
     block_layout<Q4KBlock>(Id::q4_K, "q4_K", 12),
     block_layout<Q5KBlock>(Id::q5_K, "q5_K", 13),
     block_layout<Q6KBlock>(Id::q6_K, "q6_K", 14),
-    zigzag_layout(Id::zz2_k, "zz2_k", sizeof(Q2KBlock)),
-    zigzag_layout(Id::zz3_k, "zz3_k", sizeof(Q3KBlock)),
-    zigzag_layout(Id::zz4_k, "zz4_k", sizeof(Q4KBlock)),
-    zigzag_layout(Id::zz5_k, "zz5_k", sizeof(Q5KBlock)),
-    zigzag_layout(Id::zz6_k, "zz6_k", sizeof(Q6KBlock)),
-    zigzag_layout(Id::zz8, "zz8", 8 * sizeof(Q8_0Block)),
+    zigzag_layout(Id::zz2_k, "zz2_k", Id::q2_K, sizeof(Q2KBlock)),
+    zigzag_layout(Id::zz3_k, "zz3_k", Id::q3_K, sizeof(Q3KBlock)),
+    zigzag_layout(Id::zz4_k, "zz4_k", Id::q4_K, sizeof(Q4KBlock)),
+    zigzag_layout(Id::zz5_k, "zz5_k", Id::q5_K, sizeof(Q5KBlock)),
+    zigzag_layout(Id::zz6_k, "zz6_k", Id::q6_K, sizeof(Q6KBlock)),
+    zigzag_layout(Id::zz8, "zz8", Id::q8_0, 8 * sizeof(Q8_0Block)),
 };
 constexpr size_t kRowLayouts = size_t(Id::zz2_k);
 
@@ -219,6 +220,15 @@ std::span<const Layout> row_layouts() { return all().first(kRowLayouts); }
 const Layout& get(Id id) {
   assert(size_t(id) < kLayouts.size());
   return kLayouts[size_t(id)];
+}
+
+const Layout& row_layout(const Layout& layout) { return layout.zigzag ? get(layout.superblock) : layout; }
+
+void check_params(const Layout& layout, Params params) {
+  if (layout.zigzag)
+    check_zigzag_params(params);
+  else if (params.tile_rows != 0)
+    throw Error("{} has no tile_rows; it is a parameter of the zigzag layouts", layout.name);
 }
 
 const Layout* find(std::string_view name) {

@@ -56,6 +56,8 @@ struct Layout {
   int64_t (*first_bad_row)(const Layout&, Shape, std::span<const std::byte> bytes);
 
   bool zigzag = false;
+  /// Zigzag: the row layout whose block of 256 weights is a superblock (zz8: whose eight blocks are).
+  Id superblock = Id::f32;
 
   /// Bytes of one row; zigzag: of 256 outputs.
   int64_t row_bytes(int64_t K) const { return K / block_cols * block_bytes; }
@@ -67,6 +69,10 @@ std::span<const Layout> all();
 /// Those whose rows are runs of blocks: every one that is not zigzag.
 std::span<const Layout> row_layouts();
 const Layout& get(Id id);
+/// The row layout of the same bits and blocks: q4_K of zz4_k, q8_0 of zz8; a row layout itself.
+const Layout& row_layout(const Layout& layout);
+/// Throws Error for parameters that the layout does not have or cannot take.
+void check_params(const Layout& layout, Params params);
 /// nullptr when there is none.
 const Layout* find(std::string_view name);
 const Layout* find_ggml_type(int type);

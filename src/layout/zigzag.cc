@@ -22,24 +22,6 @@ size_t superblock_offset(const Layout& layout, const ZigzagMap& map, int64_t r, 
 
 }  // namespace
 
-const Layout& superblock_layout(const Layout& zigzag) {
-  assert(zigzag.zigzag);
-  switch (zigzag.id) {
-    case Id::zz2_k:
-      return get(Id::q2_K);
-    case Id::zz3_k:
-      return get(Id::q3_K);
-    case Id::zz4_k:
-      return get(Id::q4_K);
-    case Id::zz5_k:
-      return get(Id::q5_K);
-    case Id::zz6_k:
-      return get(Id::q6_K);
-    default:
-      return get(Id::q8_0);
-  }
-}
-
 void check_zigzag_params(Params params) {
   if (params.tile_rows < 0 || params.tile_rows % kSuperRows != 0)
     throw Error("tile_rows is {}, but it must be 0 (whole columns) or a multiple of {}", params.tile_rows, kSuperRows);
@@ -58,7 +40,7 @@ void encode_zigzag_columns(const Layout& layout, Shape shape, Params params, int
   assert(int64_t(out.size()) == layout.size_bytes(layout, shape));
   const ZigzagMap map(shape, params);
   assert(r >= 0 && r < map.rows);
-  const Layout& superblock = superblock_layout(layout);
+  const Layout& superblock = row_layout(layout);
   const int64_t rows = std::min(kSuperRows, shape.N - r * kSuperRows);
   Strip strip{};  // outputs from N on stay zeros
   for (int64_t k = 0; k < cols; k += kStripCols) {
@@ -81,7 +63,7 @@ void decode_zigzag_columns(const Layout& layout, Shape shape, Params params, std
   assert(layout.zigzag && row0 >= 0 && rows >= 0 && row0 + rows <= shape.N && k0 >= 0 && k0 + cols <= shape.K);
   assert(int64_t(bytes.size()) == layout.size_bytes(layout, shape));
   const ZigzagMap map(shape, params);
-  const Layout& superblock = superblock_layout(layout);
+  const Layout& superblock = row_layout(layout);
   Strip strip;
   for (int64_t n = row0; n < row0 + rows;) {
     const int64_t r = n / kSuperRows, first = n % kSuperRows;
@@ -103,7 +85,7 @@ void decode_zigzag_columns(const Layout& layout, Shape shape, Params params, std
 void decode_zigzag_superblock(const Layout& layout, Shape shape, Params params, std::span<const std::byte> bytes,
                               int64_t r, int64_t k, float* w) {
   const ZigzagMap map(shape, params);
-  const Layout& superblock = superblock_layout(layout);
+  const Layout& superblock = row_layout(layout);
   superblock.decode_row(superblock, bytes.subspan(superblock_offset(layout, map, r, k), size_t(layout.block_bytes)),
                         {w, size_t(kSuperRows)});
   const int64_t rows = std::min(kSuperRows, shape.N - r * kSuperRows);
@@ -112,7 +94,7 @@ void decode_zigzag_superblock(const Layout& layout, Shape shape, Params params, 
 
 int64_t first_bad_zigzag_output(const Layout& layout, Shape shape, Params params, std::span<const std::byte> bytes) {
   const ZigzagMap map(shape, params);
-  const Layout& superblock = superblock_layout(layout);
+  const Layout& superblock = row_layout(layout);
   const int64_t bad = superblock.first_bad_row(superblock, {map.rows * map.K, kSuperRows}, bytes);
   if (bad < 0) return -1;
   const int64_t t = bad / (map.tile * map.K);  // every tile but the last is full

@@ -22,9 +22,6 @@ inline constexpr int64_t kSuperRows = 256;  // outputs of a superblock
 /// Superblock rows of a matrix: ceil(N / 256).
 constexpr int64_t super_rows(int64_t N) { return N / kSuperRows + (N % kSuperRows != 0 ? 1 : 0); }
 
-/// The row layout whose block of 256 weights is a zigzag layout's superblock (zz8: whose eight blocks are).
-const Layout& superblock_layout(const Layout& zigzag);
-
 /// Where superblocks lie. All counts are in superblocks.
 struct ZigzagMap {
   int64_t rows = 0;  // superblock rows of the matrix

@@ -5,6 +5,7 @@
 #include <cassert>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 
 #include "core/error.h"
@@ -27,23 +28,6 @@ struct Range {
   int scale_lowest, scale_highest;
   bool mins;
 };
-
-Range range_of(const Layout& layout) {
-  switch (layout.id) {
-    case Id::zz2_k:
-      return {16, 0, 3, 0, 15, true};
-    case Id::zz3_k:
-      return {16, -4, 3, -32, 31, false};
-    case Id::zz4_k:
-      return {32, 0, 15, 0, 63, true};
-    case Id::zz5_k:
-      return {32, 0, 31, 0, 63, true};
-    case Id::zz6_k:
-      return {16, -32, 31, -128, 127, false};
-    default:
-      return {32, -127, 127, 0, 0, false};
-  }
-}
 
 constexpr int kMostGroups = 16;
 
@@ -172,7 +156,7 @@ void store_symmetric(const Range& range, const Column& column, std::byte* out) {
   std::memcpy(out, &block, sizeof(block));
 }
 
-void store_q8_0(const Column& column, std::byte* out) {
+void store_q8_0(const Range&, const Column& column, std::byte* out) {
   std::array<Q8_0Block, 8> blocks;
   for (size_t g = 0; g < blocks.size(); ++g) {
     blocks[g].scale = scale_to_f16(column.scale[g]);
@@ -181,17 +165,35 @@ void store_q8_0(const Column& column, std::byte* out) {
   std::memcpy(out, blocks.data(), sizeof(blocks));
 }
 
+/// How the codes of each zigzag layout become a superblock.
+struct Packing {
+  Id id;
+  Range range;
+  void (*store)(const Range&, const Column&, std::byte* out);
+};
+constexpr Packing kPackings[] = {
+    {Id::zz2_k, {16, 0, 3, 0, 15, true}, store_affine<Q2KBlock, 16>},
+    {Id::zz3_k, {16, -4, 3, -32, 31, false}, store_symmetric<Q3KBlock>},
+    {Id::zz4_k, {32, 0, 15, 0, 63, true}, store_affine<Q4KBlock, 32>},
+    {Id::zz5_k, {32, 0, 31, 0, 63, true}, store_affine<Q5KBlock, 32>},
+    {Id::zz6_k, {16, -32, 31, -128, 127, false}, store_symmetric<Q6KBlock>},
+    {Id::zz8, {32, -127, 127, 0, 0, false}, store_q8_0},
+};
+
+const Packing& packing_of(const Layout& layout) {
+  const auto* const found = std::ranges::find(kPackings, layout.id, &Packing::id);
+  assert(found != std::end(kPackings));
+  return *found;
+}
+
 }  // namespace
 
-int64_t zigzag_group(const Layout& layout) {
-  assert(layout.zigzag);
-  return range_of(layout).group;
-}
+int64_t zigzag_group(const Layout& layout) { return packing_of(layout).range.group; }
 
 void pack_zigzag(const Layout& layout, Shape shape, Params params, int64_t r, const ZigzagCodes& codes,
                  std::span<std::byte> out) {
   assert(layout.zigzag && int64_t(out.size()) == layout.size_bytes(layout, shape));
-  const Range range = range_of(layout);
+  const auto& [id, range, store] = packing_of(layout);
   const int64_t groups = (shape.N + range.group - 1) / range.group;
   if (int64_t(codes.code.size()) != shape.N * shape.K || int64_t(codes.scale.size()) != groups * shape.K ||
       int64_t(codes.min.size()) != (range.mins ? groups * shape.K : 0))
@@ -201,27 +203,7 @@ void pack_zigzag(const Layout& layout, Shape shape, Params params, int64_t r, co
   const ZigzagMap map(shape, params);
   assert(r >= 0 && r < map.rows);
   for (int64_t k = 0; k < shape.K; ++k) {
-    const Column column = load_column(layout, range, shape, r, k, codes);
-    std::byte* superblock = out.data() + map.index(r, k) * layout.block_bytes;
-    switch (layout.id) {
-      case Id::zz2_k:
-        store_affine<Q2KBlock, 16>(range, column, superblock);
-        break;
-      case Id::zz3_k:
-        store_symmetric<Q3KBlock>(range, column, superblock);
-        break;
-      case Id::zz4_k:
-        store_affine<Q4KBlock, 32>(range, column, superblock);
-        break;
-      case Id::zz5_k:
-        store_affine<Q5KBlock, 32>(range, column, superblock);
-        break;
-      case Id::zz6_k:
-        store_symmetric<Q6KBlock>(range, column, superblock);
-        break;
-      default:
-        store_q8_0(column, superblock);
-    }
+    store(range, load_column(layout, range, shape, r, k, codes), out.data() + map.index(r, k) * layout.block_bytes);
   }
 }
 

@@ -11,12 +11,6 @@ namespace {
 constexpr std::array<const char*, kMatrices> kNames = {"attn_q",   "attn_k", "attn_v",  "attn_output",
                                                        "ffn_gate", "ffn_up", "ffn_down"};
 
-std::vector<float> vector_of(const io::Tensor& tensor) {
-  std::vector<float> values(static_cast<size_t>(tensor.shape.K));
-  layout::decode_rows(*tensor.layout, tensor.shape, tensor.bytes, 0, 1, values.data(), tensor.params);
-  return values;
-}
-
 }  // namespace
 
 Input input_of(Matrix matrix) {
@@ -45,15 +39,15 @@ Block::Block(const io::Checkpoint& checkpoint, const Config& config, int64_t lay
     : config_(config), pool_(pool), windows_(windows), window_(window) {
   const auto norm_weights = [&](const char* part) {
     const std::string name = fmt::format("blk.{}.{}", layer, part);
-    NormWeights out{vector_of(checkpoint.require(name + ".weight")), {}};
-    if (config.norm == Norm::layer) out.bias = vector_of(checkpoint.require(name + ".bias"));
+    NormWeights out{read_vector(checkpoint.require(name + ".weight")), {}};
+    if (config.norm == Norm::layer) out.bias = read_vector(checkpoint.require(name + ".bias"));
     return out;
   };
   attn_norm_ = norm_weights("attn_norm");
   ffn_norm_ = norm_weights("ffn_norm");
   if (config.qk_norm) {
-    q_norm_ = vector_of(checkpoint.require(fmt::format("blk.{}.attn_q_norm.weight", layer)));
-    k_norm_ = vector_of(checkpoint.require(fmt::format("blk.{}.attn_k_norm.weight", layer)));
+    q_norm_ = read_vector(checkpoint.require(fmt::format("blk.{}.attn_q_norm.weight", layer)));
+    k_norm_ = read_vector(checkpoint.require(fmt::format("blk.{}.attn_k_norm.weight", layer)));
   }
   const int64_t T = tokens();
   int64_t widest = 0;
@@ -62,7 +56,7 @@ Block::Block(const io::Checkpoint& checkpoint, const Config& config, int64_t lay
     const std::string name = tensor_name(layer, Matrix(m));
     const io::Tensor& tensor = checkpoint.require(name + ".weight");
     kernels::WeightView view{tensor.name, tensor.layout, tensor.shape, tensor.bytes, {}, tensor.params};
-    if (const io::Tensor* bias = checkpoint.find(name + ".bias")) view.bias = biases_[m] = vector_of(*bias);
+    if (const io::Tensor* bias = checkpoint.find(name + ".bias")) view.bias = biases_[m] = read_vector(*bias);
     groups_[m] = kernels::make_cpu_linear_group({&view, 1}, pool);
     groups_[m]->reserve(T);
     bytes_[m] = int64_t(tensor.bytes.size());
@@ -70,27 +64,15 @@ Block::Block(const io::Checkpoint& checkpoint, const Config& config, int64_t lay
     widest = std::max(widest, tensor.shape.K);
   }
   masked_.resize(size_t(T * widest));
-  sum_.resize(size_t(T * config.n_embd));
-  const auto half = int64_t(config.rope.inv_freq.size());
-  for (int64_t p = 0; p < window; ++p) {
-    for (int64_t i = 0; i < half; ++i) {
-      const float angle = float(p) * config.rope.inv_freq[size_t(i)];
-      cos_.push_back(std::cos(angle) * config.rope.attention_factor);
-      sin_.push_back(std::sin(angle) * config.rope.attention_factor);
-    }
-  }
+  const size_t half = config.rope.inv_freq.size();
+  cos_.resize(size_t(window) * half);
+  sin_.resize(size_t(window) * half);
+  for (int64_t p = 0; p < window; ++p)
+    rotary_row(config.rope, p, cos_.data() + size_t(p) * half, sin_.data() + size_t(p) * half);
   cache_ = HugeBuffer(size_t(2 * config.n_kv_heads * window * config.head_dim) * sizeof(float), false);
 }
 
 Block::~Block() = default;
-
-void Block::norm(const NormWeights& weights, const float* in, float* out) const {
-  if (config_.norm == Norm::rms)
-    kernels::rms_norm(pool_, in, weights.weight.data(), config_.norm_eps, tokens(), config_.n_embd, out);
-  else
-    kernels::layer_norm(pool_, in, weights.weight.data(), weights.bias.data(), config_.norm_eps, tokens(),
-                        config_.n_embd, out);
-}
 
 void Block::linear(Matrix matrix, const std::vector<float>& in, const Mask& mask, int64_t dense_prefix,
                    std::vector<float>& out) {
@@ -143,24 +125,10 @@ void Block::attend(const Pass& in, std::vector<float>& attended) {
   }
 }
 
-void Block::activate(const std::vector<float>& gate, const std::vector<float>& up, std::vector<float>& out) const {
-  const auto count = int64_t(up.size());
-  if (config_.mlp == Mlp::swiglu) {
-    out.resize(up.size());
-    kernels::swiglu(pool_, gate.data(), up.data(), count, out.data());
-    return;
-  }
-  out = up;
-  if (config_.mlp == Mlp::relu)
-    kernels::relu(pool_, out.data(), count);
-  else
-    kernels::gelu_tanh(pool_, out.data(), count);
-}
-
 void Block::run(const float* x, const Masks& masks, int64_t dense_prefix, Pass& pass) {
   pass.attn_in.resize(size_t(tokens() * config_.n_embd));
   if (config_.norm_first)
-    norm(attn_norm_, x, pass.attn_in.data());
+    apply_norm(config_, pool_, attn_norm_, x, tokens(), pass.attn_in.data());
   else
     std::copy_n(x, pass.attn_in.size(), pass.attn_in.data());
   constexpr std::array<Matrix, 3> kFirst = {Matrix::q, Matrix::k, Matrix::v};
@@ -187,10 +155,11 @@ void Block::rerun(const float* x, std::span<const Matrix> changed, const Masks& 
   if (output) {
     linear(Matrix::o, attention ? pass.attended : from.attended, mask(Matrix::o), dense_prefix, pass.residual);
     kernels::add(pool_, x, int64_t(count), pass.residual.data());
-    if (!config_.norm_first) norm(attn_norm_, pass.residual.data(), pass.residual.data());
+    if (!config_.norm_first)
+      apply_norm(config_, pool_, attn_norm_, pass.residual.data(), tokens(), pass.residual.data());
     pass.ffn_in.resize(count);
     if (config_.norm_first)
-      norm(ffn_norm_, pass.residual.data(), pass.ffn_in.data());
+      apply_norm(config_, pool_, ffn_norm_, pass.residual.data(), tokens(), pass.ffn_in.data());
     else
       pass.ffn_in = pass.residual;
   }
@@ -198,10 +167,14 @@ void Block::rerun(const float* x, std::span<const Matrix> changed, const Masks& 
   const bool gate = has(Matrix::gate) && (output || is(Matrix::gate)), up = output || is(Matrix::up);
   if (gate) linear(Matrix::gate, middle.ffn_in, mask(Matrix::gate), dense_prefix, pass.gate);
   if (up) linear(Matrix::up, middle.ffn_in, mask(Matrix::up), dense_prefix, pass.up);
-  if (gate || up) activate(gate ? pass.gate : from.gate, up ? pass.up : from.up, pass.ffn_down);
+  if (gate || up) {
+    const std::vector<float>&gated = gate ? pass.gate : from.gate, &wide = up ? pass.up : from.up;
+    pass.ffn_down.resize(wide.size());
+    apply_activation(config_, pool_, gated.data(), wide.data(), int64_t(wide.size()), pass.ffn_down.data());
+  }
   linear(Matrix::down, gate || up ? pass.ffn_down : from.ffn_down, mask(Matrix::down), dense_prefix, pass.out);
   kernels::add(pool_, middle.residual.data(), int64_t(count), pass.out.data());
-  if (!config_.norm_first) norm(ffn_norm_, pass.out.data(), pass.out.data());
+  if (!config_.norm_first) apply_norm(config_, pool_, ffn_norm_, pass.out.data(), tokens(), pass.out.data());
 }
 
 std::vector<float> column_norms(const io::Checkpoint& checkpoint, const Config& config, int64_t layer, Input input,

@@ -14,6 +14,7 @@
 #include "kernels/linear.h"
 #include "kernels/ops.h"
 #include "model/config.h"
+#include "model/layer_ops.h"
 #include "model/sparsity.h"
 
 namespace lacuna::model {
@@ -55,14 +56,9 @@ class Block {
   int64_t tokens() const { return windows_ * window_; }
 
  private:
-  struct NormWeights {
-    std::vector<float> weight, bias;
-  };
-  void norm(const NormWeights& weights, const float* in, float* out) const;
   void linear(Matrix matrix, const std::vector<float>& in, const Mask& mask, int64_t dense_prefix,
               std::vector<float>& out);
   void attend(const Pass& projections, std::vector<float>& attended);
-  void activate(const std::vector<float>& gate, const std::vector<float>& up, std::vector<float>& out) const;
 
   const Config& config_;
   ThreadPool& pool_;
@@ -72,7 +68,7 @@ class Block {
   std::array<std::unique_ptr<kernels::LinearGroup>, kMatrices> groups_;
   std::array<std::vector<float>, kMatrices> biases_;
   std::array<int64_t, kMatrices> bytes_ = {}, widths_ = {};  // outputs
-  std::vector<float> cos_, sin_, masked_, rotated_q_, rotated_k_, sum_;
+  std::vector<float> cos_, sin_, masked_, rotated_q_, rotated_k_;
   HugeBuffer cache_;
 };
 

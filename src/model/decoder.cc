@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/progress.h"
 #include "layout/layout.h"
+#include "model/layer_ops.h"
 
 namespace lacuna::model {
 namespace {
@@ -27,10 +28,6 @@ constexpr int64_t kHeadRows = 128;    // rows of logits that exist at once
 constexpr int64_t kAlignFloats = 16;  // 64 bytes
 
 int64_t aligned(int64_t floats) { return (floats + kAlignFloats - 1) / kAlignFloats * kAlignFloats; }
-
-struct NormWeights {
-  std::vector<float> weight, bias;  // [K]; bias only of layer norms
-};
 
 struct Layer {
   NormWeights attn_norm, ffn_norm;
@@ -55,12 +52,7 @@ class Binder {
     return tensor;
   }
 
-  std::vector<float> vector(const std::string& name, int64_t K) {
-    const io::Tensor& tensor = matrix(name, 1, K);
-    std::vector<float> values(static_cast<size_t>(K));
-    layout::decode_rows(*tensor.layout, tensor.shape, tensor.bytes, 0, 1, values.data(), tensor.params);
-    return values;
-  }
+  std::vector<float> vector(const std::string& name, int64_t K) { return read_vector(matrix(name, 1, K)); }
 
   /// `name`.weight with its bias, if the file has one.
   WeightView weight(const std::string& name, int64_t N, int64_t K) {
@@ -126,7 +118,9 @@ struct Decoder::Impl {
   void bind(const io::Checkpoint& checkpoint, const LoadOptions& options);
   void take_workspace();
 
-  void norm(const NormWeights& weights, const float* in, int64_t M, float* out) const;
+  void norm(const NormWeights& weights, const float* in, int64_t M, float* out) const {
+    apply_norm(config, pool, weights, in, M, out);
+  }
   /// Runs the group of one layer that reads `in`: [M, width of the input], the first row at `position`.
   void run_group(int64_t index, Input input, LinearGroup& group, const float* in, int64_t M, int64_t position,
                  std::span<const Output> out);
@@ -232,14 +226,6 @@ void Decoder::Impl::take_workspace() {
   }
 }
 
-void Decoder::Impl::norm(const NormWeights& weights, const float* in, int64_t M, float* out) const {
-  if (config.norm == Norm::rms) {
-    kernels::rms_norm(pool, in, weights.weight.data(), config.norm_eps, M, config.n_embd, out);
-  } else {
-    kernels::layer_norm(pool, in, weights.weight.data(), weights.bias.data(), config.norm_eps, M, config.n_embd, out);
-  }
-}
-
 void Decoder::Impl::run_group(int64_t index, Input input, LinearGroup& group, const float* in, int64_t M,
                               int64_t position, std::span<const Output> out) {
   const auto i = size_t(input);
@@ -252,17 +238,19 @@ void Decoder::Impl::run_group(int64_t index, Input input, LinearGroup& group, co
     const float* norms = thresholds.norms.empty() ? nullptr : thresholds.norms[size_t(index)][i].data();
     const int64_t dense = std::clamp<int64_t>(sparsity->dense_prefix - position, 0, M);
     std::atomic<int64_t> inactive{0};
-    std::copy_n(in, dense * K, masked);
-    pool.parallel_for(M - dense, 8, [&](int64_t begin, int64_t end) {
-      int64_t found = 0;
-      for (int64_t m = dense + begin; m < dense + end; ++m)
-        found += mask_inactive(in + m * K, norms, t, K, masked + m * K);
-      inactive.fetch_add(found, std::memory_order_relaxed);
-    });
-    rows.x = masked;
     if (M == 1) {
       rows.active = active.data();
       rows.active_count = collect_active(in, norms, t, K, active.data());
+      inactive = K - rows.active_count;
+    } else {
+      std::copy_n(in, dense * K, masked);
+      pool.parallel_for(M - dense, 8, [&](int64_t begin, int64_t end) {
+        int64_t found = 0;
+        for (int64_t m = dense + begin; m < dense + end; ++m)
+          found += mask_inactive(in + m * K, norms, t, K, masked + m * K);
+        inactive.fetch_add(found, std::memory_order_relaxed);
+      });
+      rows.x = masked;
     }
     SparsityCounts::Count& count = counts.layers[size_t(index)][i];
     count.inactive += inactive.load();
@@ -297,13 +285,7 @@ void Decoder::Impl::rotary_tables(int64_t M, int64_t position) {
   const auto half = int64_t(rope.inv_freq.size());
   if (half == 0) return;
   pool.parallel_for(M, 32, [&](int64_t begin, int64_t end) {
-    for (int64_t m = begin; m < end; ++m) {
-      for (int64_t i = 0; i < half; ++i) {
-        const float angle = float(position + m) * rope.inv_freq[size_t(i)];  // rounded to float, as in training
-        cos[m * half + i] = std::cos(angle) * rope.attention_factor;
-        sin[m * half + i] = std::sin(angle) * rope.attention_factor;
-      }
-    }
+    for (int64_t m = begin; m < end; ++m) rotary_row(rope, position + m, cos + m * half, sin + m * half);
   });
 }
 
@@ -355,19 +337,15 @@ void Decoder::Impl::run_layers(const Session& session, int64_t M, int64_t wanted
 
     if (c.norm_first) norm(layer.ffn_norm, residual, rows, h);
     const float* input = c.norm_first ? h : residual;
-    if (c.mlp == Mlp::swiglu) {
+    const bool gated = c.mlp == Mlp::swiglu;
+    if (gated) {
       const std::array<Output, 2> both = {{{gate, c.n_ff}, {up, c.n_ff}}};
       run_group(index, Input::ffn_in, *layer.up, input, rows, position + skipped, both);
-      kernels::swiglu(pool, gate, up, rows * c.n_ff, gate);
     } else {
       const std::array<Output, 1> one = {{{gate, c.n_ff}}};
       run_group(index, Input::ffn_in, *layer.up, input, rows, position + skipped, one);
-      if (c.mlp == Mlp::relu) {
-        kernels::relu(pool, gate, rows * c.n_ff);
-      } else {
-        kernels::gelu_tanh(pool, gate, rows * c.n_ff);
-      }
     }
+    apply_activation(c, pool, gate, gated ? up : gate, rows * c.n_ff, gate);
     run_group(index, Input::ffn_down, *layer.down, gate, rows, position + skipped, out);
     kernels::add(pool, h, rows * c.n_embd, residual);
     if (!c.norm_first) norm(layer.ffn_norm, residual, rows, residual);
@@ -492,6 +470,7 @@ void Decoder::set_sparsity(std::optional<SparsityOptions> options) {
 }
 
 const SparsityCounts& Decoder::sparsity_counts() const { return impl_->counts; }
+const std::optional<SparsityOptions>& Decoder::sparsity() const { return impl_->sparsity; }
 void Decoder::set_observer(Observer observer) { impl_->observer = std::move(observer); }
 
 void Decoder::embed(std::span<const int32_t> ids, int64_t position, float* x) {
@@ -503,24 +482,16 @@ void Decoder::embed(std::span<const int32_t> ids, int64_t position, float* x) {
 }
 
 double SparsityCounts::layer_share(int64_t layer) const {
-  double skipped = 0, all = 0;
-  for (size_t i = 0; i < kInputs; ++i) {
-    const auto size = double(bytes[size_t(layer)][i]);
-    skipped += size * layers[size_t(layer)][i].share();
-    all += size;
-  }
-  return all > 0 ? skipped / all : 0;
+  std::array<float, kInputs> shares;
+  for (size_t i = 0; i < kInputs; ++i) shares[i] = float(layers[size_t(layer)][i].share());
+  return skipped_share(shares, bytes[size_t(layer)]);
 }
 
 double SparsityCounts::share() const {
-  double skipped = 0, all = 0;
-  for (size_t l = 0; l < layers.size(); ++l) {
-    double size = 0;
-    for (const int64_t part : bytes[l]) size += double(part);
-    skipped += size * layer_share(int64_t(l));
-    all += size;
-  }
-  return all > 0 ? skipped / all : 0;
+  PerInput shares(layers.size());
+  for (size_t l = 0; l < layers.size(); ++l)
+    for (size_t i = 0; i < kInputs; ++i) shares[l][i] = float(layers[l][i].share());
+  return skipped_share(shares, bytes);
 }
 
 int64_t Decoder::weight_bytes() const {

@@ -41,8 +41,8 @@ struct SparsityCounts {
     double share() const { return inputs > 0 ? double(inactive) / double(inputs) : 0; }
   };
   std::vector<std::array<Count, kInputs>> layers;
-  std::vector<std::array<int64_t, kInputs>> bytes;  // of the weights that read each input
-  int64_t tokens = 0;                               // that ran sparse
+  InputBytes bytes;
+  int64_t tokens = 0;  // that ran sparse
   /// Share of one layer's weight bytes that inactive inputs left unread.
   double layer_share(int64_t layer) const;
   /// The same of all layers.
@@ -101,6 +101,7 @@ class Decoder {
   /// From now on tokens leave inactive inputs out; nullopt: dense again. Throws Error when the thresholds are not this
   /// model's. Clears the counts.
   void set_sparsity(std::optional<SparsityOptions> options);
+  const std::optional<SparsityOptions>& sparsity() const;
   const SparsityCounts& sparsity_counts() const;
 
   /// Sees the inputs of every group before anything is left out. x: [M, K], rows K floats apart, the first at

@@ -11,7 +11,6 @@ namespace {
 
 const std::string kPrefix = "lacuna.threshold.";
 constexpr int64_t kVersion = 1;
-constexpr double kSameLevel = 1e-4;  // levels are stored as floats
 constexpr std::array<Mode, 3> kModes = {Mode::uniform, Mode::greedy, Mode::layered};
 constexpr std::array<Criterion, 2> kCriteria = {Criterion::magnitude, Criterion::wina};
 
@@ -85,6 +84,28 @@ Criterion criterion_named(std::string_view name) {
 std::array<int64_t, kInputs> input_widths(const Config& config) {
   return {config.n_embd, config.n_heads * config.head_dim, config.n_embd, config.n_ff};
 }
+
+double skipped_share(const std::array<float, kInputs>& share, const std::array<int64_t, kInputs>& bytes) {
+  double skipped = 0, all = 0;
+  for (size_t i = 0; i < size_t(kInputs); ++i) {
+    skipped += double(share[i]) * double(bytes[i]);
+    all += double(bytes[i]);
+  }
+  return all > 0 ? skipped / all : 0;
+}
+
+double skipped_share(const PerInput& share, const InputBytes& bytes) {
+  double skipped = 0, all = 0;
+  for (size_t l = 0; l < share.size(); ++l) {
+    double size = 0;
+    for (const int64_t part : bytes[l]) size += double(part);
+    skipped += skipped_share(share[l], bytes[l]) * size;
+    all += size;
+  }
+  return all > 0 ? skipped / all : 0;
+}
+
+bool same_level(double a, double b) { return std::abs(a - b) < 1e-4; }
 
 int64_t collect_active(const float* x, const float* norms, float t, int64_t K, int32_t* active) {
   int64_t count = 0;
@@ -212,7 +233,7 @@ Thresholds ThresholdSet::select(double level, std::optional<Mode> mode, Criterio
   for (const Entry& entry : entries)  // in the order of kModes
     if (entry.criterion == criterion && (!mode || entry.mode == *mode)) found = &entry;
   for (size_t i = 0; found && i < levels.size(); ++i)
-    if (std::abs(levels[i] - level) < kSameLevel)
+    if (same_level(levels[i], level))
       return {levels[i],   found->mode,        criterion,
               found->t[i], found->realised[i], criterion == Criterion::wina ? norms : decltype(norms){}};
   throw Error("{}: no thresholds for an activation sparsity of {}, {}{}; stored are: {}", where, percent(level),

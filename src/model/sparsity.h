@@ -53,6 +53,16 @@ Criterion criterion_named(std::string_view name);
 /// One value for each layer and input.
 using PerInput = std::vector<std::array<float, kInputs>>;
 
+/// Bytes of the weights that read each input.
+using InputBytes = std::vector<std::array<int64_t, kInputs>>;
+
+/// Share of one layer's weight bytes that stay unread when these shares of its inputs are left out; and of all layers'.
+double skipped_share(const std::array<float, kInputs>& share, const std::array<int64_t, kInputs>& bytes);
+double skipped_share(const PerInput& share, const InputBytes& bytes);
+
+/// Whether two levels are the same one: files store them as floats.
+bool same_level(double a, double b);
+
 /// What a decoder needs to leave inputs out.
 struct Thresholds {
   double level = 0;

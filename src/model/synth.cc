@@ -100,17 +100,12 @@ struct Part {
   Fill fill = Fill::random;
 };
 
-/// The K-quant of a zigzag layout's bits; row layouts as they are.
-layout::Id row_layout(layout::Id id) {
-  const layout::Layout& layout = layout::get(id);
-  return layout.zigzag ? layout::superblock_layout(layout).id : id;
-}
-
 class Plan {
  public:
   Plan(const ModelShape& shape, const SynthOptions& options, int64_t n_layers) : shape_(shape), options_(options) {
     const bool learned = shape.rope_base == 0;
-    matrix("token_embd", shape.n_vocab, shape.n_embd, shape.tied ? options.head_layout : row_layout(options.layout));
+    matrix("token_embd", shape.n_vocab, shape.n_embd,
+           shape.tied ? options.head_layout : layout::row_layout(layout::get(options.layout)).id);
     if (learned) matrix("position_embd", shape.n_ctx + kPositionOffset, shape.n_embd, layout::Id::f16);
     if (shape.rope_factor != 1)
       parts.push_back(
@@ -210,9 +205,7 @@ int64_t synthesize(const ModelShape& shape, const std::string& path, const Synth
   const int64_t n_layers = options.n_layers > 0 ? options.n_layers : shape.n_layers;
   if (n_layers > shape.n_layers)
     throw Error("{} has {} layers, {} were asked for", shape.name, shape.n_layers, n_layers);
-  layout::check_zigzag_params(options.params);
-  if (options.params.tile_rows != 0 && !layout::get(options.layout).zigzag)
-    throw Error("{} has no tile_rows; it is a parameter of the zigzag layouts", layout::get(options.layout).name);
+  layout::check_params(layout::get(options.layout), options.params);
   if (layout::get(options.head_layout).zigzag)
     throw Error("the output head cannot be {}: give it a row layout, one of {}", layout::get(options.head_layout).name,
                 layout::known_row_names());
@@ -238,7 +231,7 @@ int64_t synthesize(const ModelShape& shape, const std::string& path, const Synth
       continue;
     }
     const bool zigzag = part.plan.layout->zigzag;
-    const layout::Layout& layout = zigzag ? layout::superblock_layout(*part.plan.layout) : *part.plan.layout;
+    const layout::Layout& layout = layout::row_layout(*part.plan.layout);
     const int64_t N = part.plan.dims[0], K = part.plan.dims[1];
     std::vector<std::byte>& runs = pools[{&layout, K}];
     if (runs.empty()) runs = encode_pool(layout, K, options.seed, pool);

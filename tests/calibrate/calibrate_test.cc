@@ -97,7 +97,7 @@ TEST(Calibrate, EveryLevelLeavesOutWhatItAsks) {
     const bool relu = model.decoder->config().mlp == model::Mlp::relu;
     for (const auto& entry : result.set.entries) {
       for (size_t i = 0; i < result.set.levels.size(); ++i) {
-        const double share = model_share(entry.realised[i], bytes);
+        const double share = model::skipped_share(entry.realised[i], bytes);
         EXPECT_GT(share, result.set.levels[i] - 0.02) << path << name_of(entry.mode) << name_of(entry.criterion);
         EXPECT_LT(share, relu ? 1 : result.set.levels[i] + 0.02) << path;  // the zeros of a ReLU come free
         for (const auto& layer : entry.t[i])

@@ -59,8 +59,8 @@ TEST(Calibrate, StoresEveryLevelAndTheOthersUseIt) {
   const auto ran = json_of({"run", folder.model, "-p", "a", "-n", "8", "--ignore-eos", "--act-sparsity", "0.25",
                             "--act-mode", "uniform", "--criterion", "wina", "--dense-prefix", "0"});
   EXPECT_GT(ran["act_sparsity"], 0.05);
-  const auto bench =
-      json_of({"bench", folder.model, "--what", "decode", "--gen", "4", "--runs", "2", "--act-sparsity", "40"});
+  const auto bench = json_of({"bench", folder.model, "--what", "decode", "--gen", "4", "--runs", "2", "--act-sparsity",
+                              "40", "--dense-prefix", "0"});
   EXPECT_GT(bench["act_sparsity"], 0.1);
   expect_error({"run", folder.model, "-p", "a", "--act-sparsity", "0.3"}, "stored are: uniform magnitude 25%, 40%");
 }

@@ -294,7 +294,7 @@ TEST(Docs22m, ZigzagErrsNoMoreThanRows) {
   const Checkpoint source = Checkpoint::open((test::shared_data() / "models/docs22m").string());
   for (const Id id : {Id::zz2_k, Id::zz3_k, Id::zz4_k, Id::zz5_k, Id::zz6_k, Id::zz8}) {
     const layout::Layout& zigzag = layout::get(id);
-    const layout::Layout& rows = layout::superblock_layout(zigzag);
+    const layout::Layout& rows = layout::row_layout(zigzag);
     double ours[2] = {}, theirs[2] = {};
     for (const char* name : {"blk.0.attn_q.weight", "blk.1.attn_output.weight", "blk.2.ffn_up.weight",
                              "blk.3.ffn_gate.weight", "blk.4.ffn_down.weight", "blk.5.attn_v.weight"}) {

@@ -15,6 +15,7 @@
 #include "core/rng.h"
 #include "core/scalar.h"
 #include "kernels/cpu/linear_kernel.h"
+#include "kernels/support.h"
 #include "layout/layout.h"
 
 namespace lacuna {
@@ -25,18 +26,8 @@ using kernels::Activation;
 using kernels::Output;
 using kernels::Prepare;
 using kernels::WeightView;
-
-std::vector<Isa> isas() {
-  std::vector<Isa> out;
-  for (const Isa isa : {Isa::generic, Isa::avx2, Isa::avx512, Isa::avx512vnni})
-    if (cpu::supported(isa)) out.push_back(isa);
-  return out;
-}
-
-ThreadPool& pool() {
-  static ThreadPool two(2);
-  return two;
-}
+using test::isas;
+using test::pool;
 
 /// Where the f16 scales of a canonical block are.
 std::vector<int> half_offsets(layout::Id id) {

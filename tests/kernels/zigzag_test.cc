@@ -17,6 +17,7 @@
 #include "kernels/cpu/linear_kernel.h"
 #include "kernels/cpu/zigzag_group.h"
 #include "kernels/linear.h"
+#include "kernels/support.h"
 #include "layout/layout.h"
 
 namespace lacuna {
@@ -27,18 +28,8 @@ using kernels::Output;
 using kernels::Prepare;
 using kernels::WeightView;
 using layout::Id;
-
-std::vector<Isa> isas() {
-  std::vector<Isa> out;
-  for (const Isa isa : {Isa::generic, Isa::avx2, Isa::avx512, Isa::avx512vnni})
-    if (cpu::supported(isa)) out.push_back(isa);
-  return out;
-}
-
-ThreadPool& pool() {
-  static ThreadPool two(2);
-  return two;
-}
+using test::isas;
+using test::pool;
 
 const std::vector<Id> kZigzag = {Id::zz2_k, Id::zz3_k, Id::zz4_k, Id::zz5_k, Id::zz6_k, Id::zz8};
 

@@ -51,7 +51,7 @@ int64_t walked_index(Shape shape, int64_t tile_rows, int64_t row, int64_t column
 class Zigzag : public testing::TestWithParam<Id> {
  protected:
   const Layout& layout_ = get(GetParam());
-  const Layout& superblock_ = superblock_layout(layout_);
+  const Layout& superblock_ = row_layout(layout_);
 };
 
 TEST_P(Zigzag, TableRow) {
@@ -169,7 +169,7 @@ TEST(EncodeZigzag, ImportanceIsOnePerInput) {
 
 /// Squared error of a matrix in a layout over the bound that the acceptance asks for: that of the row layout.
 double error_against_rows(const Layout& zigzag, Shape shape, std::span<const float> w, std::span<const float> p) {
-  const Layout& rows = superblock_layout(zigzag);
+  const Layout& rows = row_layout(zigzag);
   const auto bytes = encode(zigzag, shape, {}, w);
   std::vector<float> decoded(w.size());
   decode_rows(zigzag, shape, bytes, 0, shape.N, decoded.data());

@@ -7,6 +7,7 @@
 
 #include "core/rng.h"
 #include "model/decoder.h"
+#include "model/support.h"
 #include "test_support.h"
 
 namespace lacuna::model {
@@ -14,26 +15,17 @@ namespace {
 
 constexpr int64_t kWindow = 16;
 
-struct Model {
-  io::Checkpoint checkpoint;
-  ThreadPool pool;
-  std::unique_ptr<Decoder> decoder;
-  explicit Model(const std::string& path)
-      : checkpoint(io::Checkpoint::open(path)),
-        pool(2),
-        decoder(Decoder::load(checkpoint, pool, {kernels::Prepare::automatic, false})) {}
-  /// What the first layer reads for two windows.
-  std::vector<float> inputs(std::vector<int32_t>& ids) {
-    Rng rng(3);
-    const Config& c = decoder->config();
-    for (int64_t i = 0; i < 2 * kWindow; ++i) ids.push_back(int32_t(rng.below(uint64_t(c.n_vocab))));
-    std::vector<float> x(size_t(2 * kWindow * c.n_embd));
-    for (int64_t w = 0; w < 2; ++w)
-      decoder->embed(std::span(ids).subspan(size_t(w * kWindow), size_t(kWindow)), 0,
-                     x.data() + w * kWindow * c.n_embd);
-    return x;
-  }
-};
+/// What the first layer reads for two windows.
+std::vector<float> inputs(const Model& model, std::vector<int32_t>& ids) {
+  Rng rng(3);
+  const Config& c = model.decoder->config();
+  for (int64_t i = 0; i < 2 * kWindow; ++i) ids.push_back(int32_t(rng.below(uint64_t(c.n_vocab))));
+  std::vector<float> x(size_t(2 * kWindow * c.n_embd));
+  for (int64_t w = 0; w < 2; ++w)
+    model.decoder->embed(std::span(ids).subspan(size_t(w * kWindow), size_t(kWindow)), 0,
+                         x.data() + w * kWindow * c.n_embd);
+  return x;
+}
 
 double relative(const std::vector<float>& a, const std::vector<float>& b) {
   EXPECT_EQ(a.size(), b.size());
@@ -52,7 +44,7 @@ TEST(Block, ChainedBlocksAreTheDecoder) {
     Model model(test::fixture(path));
     const Config& config = model.decoder->config();
     std::vector<int32_t> ids;
-    std::vector<float> x = model.inputs(ids);
+    std::vector<float> x = inputs(model, ids);
     // The decoder's inputs of every group.
     std::vector<std::array<std::vector<float>, kInputs>> seen(static_cast<size_t>(config.n_layers));
     model.decoder->set_observer([&](int64_t layer, Input input, const float* in, int64_t M, int64_t K, int64_t) {
@@ -84,7 +76,7 @@ TEST(Block, RerunEqualsAFullRun) {
     Model model(test::fixture(path));
     const Config& config = model.decoder->config();
     std::vector<int32_t> ids;
-    const std::vector<float> x = model.inputs(ids);
+    const std::vector<float> x = inputs(model, ids);
     Block block(model.checkpoint, config, 0, 2, kWindow, model.pool);
     Block::Pass dense, full, part;
     block.run(x.data(), {}, 4, dense);

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "io/gguf_writer.h"
 #include "model/sampler.h"
+#include "model/support.h"
 #include "test_support.h"
 
 namespace {
@@ -35,16 +36,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::ThrowsMessage;
-
-struct Model {
-  io::Checkpoint checkpoint;
-  ThreadPool pool;
-  std::unique_ptr<Decoder> decoder;
-  explicit Model(const std::string& path)
-      : checkpoint(io::Checkpoint::open(path)),
-        pool(2),
-        decoder(Decoder::load(checkpoint, pool, {kernels::Prepare::automatic, false})) {}
-};
 
 TEST(Decoder, OneTokenAllocatesNothing) {
   for (const auto& [path, sparse] : {std::pair{"text_model", false},

@@ -12,6 +12,7 @@
 #include "core/rng.h"
 #include "io/gguf_metadata.h"
 #include "model/decoder.h"
+#include "model/support.h"
 #include "test_support.h"
 
 namespace lacuna::model {
@@ -140,16 +141,6 @@ TEST(ThresholdSet, DamagedFilesAreErrors) {
 }
 
 // ---- in a decoder ----
-
-struct Model {
-  io::Checkpoint checkpoint;
-  ThreadPool pool;
-  std::unique_ptr<Decoder> decoder;
-  explicit Model(const std::string& path)
-      : checkpoint(io::Checkpoint::open(path)),
-        pool(2),
-        decoder(Decoder::load(checkpoint, pool, {kernels::Prepare::automatic, false})) {}
-};
 
 /// The median magnitude of every input, from a dense run.
 Thresholds medians(Decoder& decoder, std::span<const int32_t> ids) {

@@ -2,7 +2,7 @@
 //
 // Files under cpu/isa/ are compiled once per instruction set, everything in them inside namespace
 // lacuna::cpu::LACUNA_ISA. A function `f` that they define is declared for all sets by LACUNA_CPU_DECLARE(void f(int))
-// and called through LACUNA_CPU_SELECT(f), a pointer chosen once.
+// and called through LACUNA_CPU_SELECT(f), a pointer chosen once; LACUNA_CPU_SELECT_FOR(isa, f) is that of a given set.
 #pragma once
 
 #include <string_view>
@@ -34,15 +34,16 @@ bool supported(Isa isa);
   namespace avx512vnni {        \
   __VA_ARGS__;                  \
   }
-#define LACUNA_CPU_SELECT(f)                                                              \
-  (::lacuna::cpu::isa() == ::lacuna::cpu::Isa::avx512vnni ? &::lacuna::cpu::avx512vnni::f \
-   : ::lacuna::cpu::isa() == ::lacuna::cpu::Isa::avx512   ? &::lacuna::cpu::avx512::f     \
-   : ::lacuna::cpu::isa() == ::lacuna::cpu::Isa::avx2     ? &::lacuna::cpu::avx2::f       \
-                                                          : &::lacuna::cpu::generic::f)
+#define LACUNA_CPU_SELECT_FOR(isa, f)                                      \
+  ((isa) == ::lacuna::cpu::Isa::avx512vnni ? &::lacuna::cpu::avx512vnni::f \
+   : (isa) == ::lacuna::cpu::Isa::avx512   ? &::lacuna::cpu::avx512::f     \
+   : (isa) == ::lacuna::cpu::Isa::avx2     ? &::lacuna::cpu::avx2::f       \
+                                           : &::lacuna::cpu::generic::f)
 #else
 #define LACUNA_CPU_DECLARE(...) \
   namespace generic {           \
   __VA_ARGS__;                  \
   }
-#define LACUNA_CPU_SELECT(f) (&::lacuna::cpu::generic::f)
+#define LACUNA_CPU_SELECT_FOR(isa, f) (static_cast<void>(isa), &::lacuna::cpu::generic::f)
 #endif
+#define LACUNA_CPU_SELECT(f) LACUNA_CPU_SELECT_FOR(::lacuna::cpu::isa(), f)

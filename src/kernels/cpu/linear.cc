@@ -10,6 +10,8 @@
 #include "core/huge_buffer.h"
 #include "core/mapped_file.h"
 #include "kernels/cpu/linear_kernel.h"
+#include "kernels/cpu/quantized_inputs.h"
+#include "kernels/cpu/scratch.h"
 #include "kernels/cpu/zigzag_group.h"
 
 namespace lacuna::cpu {
@@ -21,25 +23,14 @@ using kernels::WeightView;
 
 /// Tokens quantized at once: bounds the scratch memory however long the prompt.
 constexpr int64_t kChunk = 512;
-/// Quantized inputs of a tile should stay in the second-level cache beside the weights that stream through.
-constexpr int64_t kTileBytes = int64_t{1} << 20;
-
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-
-/// Scratch of the calling thread, shared by all groups: one job runs at a time.
-std::byte* scratch(size_t size) {
-  thread_local HugeBuffer buffer;
-  if (buffer.size() < size) buffer = HugeBuffer(size);
-  return buffer.data();
-}
 
 struct Part {
   WeightView view;
   const LinearKernel* kernel = nullptr;
   HugeBuffer prepared;
   const std::byte* weight = nullptr;
-  int extra = -1;  // index into extras, or -1
+  int need = -1;  // of the quantized inputs
   int64_t read_bytes() const { return prepared.size() != 0 ? int64_t(prepared.size()) : int64_t(view.bytes.size()); }
 };
 
@@ -52,12 +43,9 @@ struct Item {
 class CpuLinearGroup final : public kernels::LinearGroup {
  public:
   CpuLinearGroup(Isa isa, std::span<const WeightView> views, ThreadPool& pool, kernels::Prepare prepare)
-      : isa_(isa), table_(linear_table(isa)), pool_(pool) {
-    if (views.empty()) throw Error("a linear group needs at least one weight");
-    K_ = views[0].shape.K;
+      : isa_(isa), table_(linear_table(isa)), pool_(pool), K_(kernels::check_weights(views)), inputs_(table_, K_) {
     parts_.reserve(views.size());
     for (const WeightView& view : views) add_part(view, prepare);
-    tile_ = std::clamp<int64_t>(kTileBytes / std::max<int64_t>(K_, 1) / 16 * 16, 16, kMaxTile);
     const int64_t rows_per_worker_pass = int64_t{8} * pool_.size();
     int64_t bytes = 0;
     for (const Part& part : parts_) bytes += part.read_bytes();
@@ -78,9 +66,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
 
   /// Rows of weights read every input: those that do not count become zeros.
   Activation masked(const Activation& x) {
-    if (int64_t(masked_.size()) < x.M * K_ * int64_t(sizeof(float)))
-      masked_ = HugeBuffer(size_t(x.M * K_) * sizeof(float));
-    auto* rows = reinterpret_cast<float*>(masked_.data());
+    auto* rows = reinterpret_cast<float*>(scratch<Scratch::masked>(size_t(x.M * K_) * sizeof(float)));
     for (int64_t m = 0; m < x.M; ++m) {
       float* to = rows + m * K_;
       std::memset(to, 0, size_t(K_) * sizeof(float));
@@ -89,7 +75,10 @@ class CpuLinearGroup final : public kernels::LinearGroup {
     return {rows, x.M, K_};
   }
 
-  void reserve(int64_t M) override { scratch(size_t(chunk_layout(std::clamp<int64_t>(M, 2, kChunk)).total)); }
+  void reserve(int64_t M) override {
+    scratch<Scratch::inputs>(inputs_.bytes(std::clamp<int64_t>(M, 2, kChunk)));
+    scratch<Scratch::masked>(size_t(K_) * sizeof(float));
+  }
 
   int64_t weight_bytes() const override {
     int64_t bytes = 0;
@@ -111,23 +100,8 @@ class CpuLinearGroup final : public kernels::LinearGroup {
   }
 
  private:
-  /// Where the parts of a chunk's quantized inputs lie in the scratch memory. Every tile is a contiguous piece of each.
-  struct ChunkLayout {
-    int64_t codes = 0, scale = 0, total = 0;
-    int64_t start[8] = {}, sum[8] = {};
-  };
-
   void add_part(const WeightView& view, kernels::Prepare prepare) {
-    const auto [N, K] = view.shape;
-    if (K != K_)
-      throw Error("{}: K = {}, but the first weight of its group has K = {}; weights of a group read one input",
-                  view.name, K, K_);
-    const int64_t bytes = view.layout->size_bytes(*view.layout, view.shape);
-    if (int64_t(view.bytes.size()) != bytes)
-      throw Error("{}: {} bytes for {} [{}, {}], expected {}", view.name, view.bytes.size(), view.layout->name, N, K,
-                  bytes);
-    if (!view.bias.empty() && int64_t(view.bias.size()) != N)
-      throw Error("{}: bias of {} values for N = {}", view.name, view.bias.size(), N);
+    const int64_t N = view.shape.N, K = view.shape.K;
     Part part;
     part.view = view;
     const Problem problem{view.layout->id, view.shape, prepare};
@@ -146,16 +120,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
       part.weight = part.prepared.data();
       MappedFile::release(view.bytes);
     }
-    const ActivationNeeds& needs = part.kernel->needs;
-    if (needs.quantized) {
-      quantized_ = true;
-      if (needs.offset != 0 || needs.sums) {
-        const auto same = [&](const QuantizeArgs::Extra& extra) { return extra.needs == needs; };
-        auto found = std::find_if(extras_.begin(), extras_.end(), same);
-        if (found == extras_.end()) found = extras_.insert(extras_.end(), {needs, nullptr, nullptr});
-        part.extra = int(found - extras_.begin());
-      }
-    }
+    part.need = inputs_.need(part.kernel->needs);
     parts_.push_back(std::move(part));
   }
 
@@ -164,76 +129,19 @@ class CpuLinearGroup final : public kernels::LinearGroup {
     for (int64_t n = 0; n < N; n += rows) items.push_back({part, n, std::min(N, n + rows)});
   }
 
-  ChunkLayout chunk_layout(int64_t M) const {
-    ChunkLayout at;
-    if (!quantized_) return at;
-    const int64_t blocks = M * (K_ / kBlock);
-    const auto place = [&](int64_t bytes) {
-      const int64_t begin = at.total;
-      at.total += round_up(bytes, 64);
-      return begin;
-    };
-    at.codes = place(blocks * kBlock);
-    at.scale = place(blocks * 4);
-    for (size_t e = 0; e < extras_.size(); ++e) {
-      const int64_t bytes = blocks * 4 * (32 / extras_[e].needs.group);
-      at.start[e] = extras_[e].needs.offset != 0 ? place(bytes) : -1;
-      at.sum[e] = extras_[e].needs.sums ? place(bytes) : -1;
-    }
-    return at;
-  }
-
-  /// Arguments that quantize the tile of `tokens` tokens at token m of the chunk.
-  QuantizeArgs tile_pointers(std::byte* base, const ChunkLayout& at, int64_t m, int64_t tokens,
-                             QuantizeArgs::Extra* extras) const {
-    const int64_t blocks = m * (K_ / kBlock);
-    QuantizeArgs q;
-    q.K = K_;
-    q.tokens = tokens;
-    q.codes = reinterpret_cast<int8_t*>(base + at.codes) + blocks * kBlock;
-    q.scale = reinterpret_cast<float*>(base + at.scale) + blocks;
-    for (size_t e = 0; e < extras_.size(); ++e) {
-      extras[e] = extras_[e];
-      const int64_t groups = blocks * (32 / extras_[e].needs.group);
-      if (at.start[e] >= 0) extras[e].start = reinterpret_cast<int32_t*>(base + at.start[e]) + groups;
-      if (at.sum[e] >= 0) extras[e].sum = reinterpret_cast<float*>(base + at.sum[e]) + groups;
-    }
-    q.extras = extras;
-    q.extra_count = int(extras_.size());
-    return q;
-  }
-
   void run_chunk(const Activation& x, std::span<const Output> y, int64_t m0, int64_t M) {
-    const bool planes = quantized_ && M == 1;  // a single token is quantized into two planes, laid out as two tokens
-    const ChunkLayout at = chunk_layout(planes ? 2 : M);
-    std::byte* base = quantized_ ? scratch(size_t(at.total)) : nullptr;
+    const bool planes = inputs_.any() && M == 1;  // a single token is quantized into two planes
+    const int64_t quantized = planes ? 2 : M;     // tokens as the kernels see them
+    std::byte* memory = inputs_.any() ? scratch<Scratch::inputs>(inputs_.bytes(quantized)) : nullptr;
     const float* rows = x.x + m0 * x.stride;
-    const int64_t tiles = ceil_div(M, tile_);
-    if (planes) {
-      QuantizeArgs::Extra extras[8];
-      QuantizeArgs q = tile_pointers(base, at, 0, 2, extras);
-      q.planes = true;
-      q.x = rows;
-      table_.quantize(q);
-    } else if (quantized_) {
-      constexpr int64_t kGrain = 8;
-      pool_.parallel_for(ceil_div(M, kGrain), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t m = begin * kGrain, last = std::min(M, end * kGrain); m < last;) {
-          const int64_t tile = m / tile_, first = tile * tile_, tokens = std::min(tile_, M - first);
-          QuantizeArgs::Extra extras[8];
-          QuantizeArgs q = tile_pointers(base, at, first, tokens, extras);
-          q.x = rows + first * x.stride;
-          q.x_stride = x.stride;
-          q.token0 = m - first;
-          q.token1 = std::min(last - first, tokens);
-          table_.quantize(q);
-          m = first + q.token1;
-        }
-      });
-    }
+    if (planes)
+      inputs_.quantize_planes(rows, memory);
+    else if (inputs_.any())
+      inputs_.quantize(pool_, rows, x.stride, M, memory);
+    const int64_t tile = inputs_.tile_size();
     const std::vector<Item>& items = M == 1 ? one_items_ : many_items_;
     const auto run_item = [&](int64_t index) {
-      const int64_t first = index / int64_t(items.size()) * tile_;
+      const int64_t first = index / int64_t(items.size()) * tile;
       const Item& item = items[size_t(index % int64_t(items.size()))];
       const Part& part = parts_[size_t(item.part)];
       LinearArgs a;
@@ -241,20 +149,12 @@ class CpuLinearGroup final : public kernels::LinearGroup {
       a.N = part.view.shape.N;
       a.K = K_;
       a.bias = part.view.bias.empty() ? nullptr : part.view.bias.data();
-      a.x.tokens = std::min(tile_, M - first);
+      if (part.kernel->needs.quantized)
+        a.x = inputs_.tile(memory, quantized, first, planes ? 2 : std::min(tile, M - first), part.need);
+      else
+        a.x.tokens = std::min(tile, M - first);
       a.x.x = rows + first * x.stride;
       a.x.x_stride = x.stride;
-      if (part.kernel->needs.quantized) {
-        if (planes) a.x.tokens = 2;
-        QuantizeArgs::Extra extras[8];
-        const QuantizeArgs q = tile_pointers(base, at, first, a.x.tokens, extras);
-        a.x.codes = q.codes;
-        a.x.scale = q.scale;
-        if (part.extra >= 0) {
-          a.x.start = extras[part.extra].start;
-          a.x.sum = extras[part.extra].sum;
-        }
-      }
       const Output& out = y[size_t(item.part)];
       a.y = out.y + (m0 + first) * out.stride;
       a.y_stride = out.stride;
@@ -262,7 +162,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
       a.row1 = item.row1;
       (M == 1 ? part.kernel->run_one : part.kernel->run_many)(a);
     };
-    const int64_t count = tiles * int64_t(items.size());
+    const int64_t count = ceil_div(M, tile) * int64_t(items.size());
     pool_.parallel_for(count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) run_item(i);
     });
@@ -271,11 +171,9 @@ class CpuLinearGroup final : public kernels::LinearGroup {
   Isa isa_;
   const LinearTable& table_;
   ThreadPool& pool_;
-  int64_t K_ = 0, tile_ = kMaxTile;
-  bool quantized_ = false;
-  HugeBuffer masked_;
+  int64_t K_;
+  QuantizedInputs inputs_;
   std::vector<Part> parts_;
-  std::vector<QuantizeArgs::Extra> extras_;  // at most one for each layout that needs one
   std::vector<Item> one_items_, many_items_;
 };
 
@@ -315,20 +213,7 @@ class MixedLinearGroup final : public kernels::LinearGroup {
 
 }  // namespace
 
-const LinearTable& linear_table(Isa isa) {
-  switch (isa) {
-#if LACUNA_HAVE_AVX2
-    case Isa::avx2:
-      return avx2::linear_table();
-    case Isa::avx512:
-      return avx512::linear_table();
-    case Isa::avx512vnni:
-      return avx512vnni::linear_table();
-#endif
-    default:
-      return generic::linear_table();
-  }
-}
+const LinearTable& linear_table(Isa isa) { return LACUNA_CPU_SELECT_FOR(isa, linear_table)(); }
 
 std::unique_ptr<kernels::LinearGroup> make_linear_group(Isa isa, std::span<const WeightView> parts, ThreadPool& pool,
                                                         kernels::Prepare prepare) {
@@ -343,6 +228,24 @@ std::unique_ptr<kernels::LinearGroup> make_linear_group(Isa isa, std::span<const
 }  // namespace lacuna::cpu
 
 namespace lacuna::kernels {
+
+int64_t check_weights(std::span<const WeightView> parts) {
+  if (parts.empty()) throw Error("a linear group needs at least one weight");
+  for (const WeightView& view : parts) {
+    const auto& [N, K] = view.shape;
+    if (K != parts[0].shape.K)
+      throw Error("{}: K = {}, but the first weight of its group has K = {}; weights of a group read one input",
+                  view.name, K, parts[0].shape.K);
+    const int64_t bytes = view.layout->size_bytes(*view.layout, view.shape);
+    if (int64_t(view.bytes.size()) != bytes)
+      throw Error("{}: {} bytes for {} [{}, {}], expected {}", view.name, view.bytes.size(), view.layout->name, N, K,
+                  bytes);
+    if (!view.bias.empty() && int64_t(view.bias.size()) != N)
+      throw Error("{}: bias of {} values for N = {}", view.name, view.bias.size(), N);
+    layout::check_params(*view.layout, view.params);
+  }
+  return parts[0].shape.K;
+}
 
 std::unique_ptr<LinearGroup> make_cpu_linear_group(std::span<const WeightView> parts, ThreadPool& pool,
                                                    Prepare prepare) {

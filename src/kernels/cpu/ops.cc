@@ -6,8 +6,8 @@
 #include <cassert>
 #include <cstddef>
 
-#include "core/huge_buffer.h"
 #include "kernels/cpu/ops_isa.h"
+#include "kernels/cpu/scratch.h"
 
 namespace lacuna::kernels {
 namespace {
@@ -40,18 +40,10 @@ void for_rows(ThreadPool& pool, int64_t M, int64_t width, const Body& body) {
   pool.parallel_for(M, std::max<int64_t>(1, M / (4 * pool.size())), body);
 }
 
-enum class Scratch : uint8_t {
-  task,      // of the thread that runs a task
-  partials,  // of the thread that calls an attention op: its tasks leave their partial results there
-};
-
-/// Memory of one thread that only grows; lives as long as the thread.
-template <Scratch>
-float* scratch(int64_t floats) {
-  thread_local HugeBuffer buffer;
-  const size_t bytes = size_t(floats) * sizeof(float);
-  if (buffer.size() < bytes) buffer = HugeBuffer(bytes);
-  return reinterpret_cast<float*>(buffer.data());
+/// Floats of a thread's scratch memory.
+template <cpu::Scratch kUse>
+float* floats_of(int64_t count) {
+  return reinterpret_cast<float*>(cpu::scratch<kUse>(size_t(count) * sizeof(float)));
 }
 
 }  // namespace
@@ -159,10 +151,10 @@ void attention(ThreadPool& pool, const AttentionArgs& args) {
     const int64_t most_chunks = args.M == 1 ? std::min(4 * threads, kMaxChunks) : chunks;
     const int64_t partial_floats = most_chunks * token_blocks * n_kv * part_stride;
     if (grown[0] < need || grown[1] < threads) {
-      pool.run([&](int) { scratch<Scratch::task>(need); });
+      pool.run([&](int) { floats_of<cpu::Scratch::task>(need); });
       grown = {std::max(grown[0], need), threads};
     }
-    partials = scratch<Scratch::partials>(partial_floats);
+    partials = floats_of<cpu::Scratch::partials>(partial_floats);
   }
 
   const int64_t tasks = token_blocks * n_kv * chunks;
@@ -177,7 +169,7 @@ void attention(ThreadPool& pool, const AttentionArgs& args) {
       task.token_end = std::min(args.M, task.token_begin + block_tokens);
       task.position_begin = begin + chunk_index * chunk;
       task.position_end = std::min(end, task.position_begin + chunk);
-      task.scratch = scratch<Scratch::task>(need);
+      task.scratch = floats_of<cpu::Scratch::task>(need);
       if (chunks > 1) task.partial = partials + t * part_stride;
       run_block(task);
     }

@@ -12,6 +12,8 @@
 #include "core/huge_buffer.h"
 #include "core/mapped_file.h"
 #include "kernels/cpu/linear_kernel.h"
+#include "kernels/cpu/quantized_inputs.h"
+#include "kernels/cpu/scratch.h"
 #include "layout/zigzag.h"
 
 namespace lacuna::cpu {
@@ -31,13 +33,6 @@ constexpr int64_t kManyChunk = 512;
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-/// Scratch of the calling thread, shared by all groups: one job runs at a time.
-std::byte* scratch(size_t size) {
-  thread_local HugeBuffer buffer;
-  if (buffer.size() < size) buffer = HugeBuffer(size);
-  return buffer.data();
-}
-
 struct Part {
   WeightView view;
   const ZigzagKernel* kernel = nullptr;
@@ -55,20 +50,20 @@ class ZigzagGroup final : public kernels::LinearGroup {
  public:
   ZigzagGroup(Isa isa, std::span<const WeightView> views, ThreadPool& pool, kernels::Prepare prepare,
               const ZigzagPlan& plan)
-      : isa_(isa), pool_(pool), plan_(plan), linear_(linear_table(isa)) {
-    if (views.empty()) throw Error("a linear group needs at least one weight");
-    K_ = views[0].shape.K;
+      : isa_(isa),
+        pool_(pool),
+        plan_(plan),
+        K_(kernels::check_weights(views)),
+        panels_(panel_kernel(isa)),
+        inputs_(linear_table(isa), padded_k()),
+        panels_need_(inputs_.need(panels_.needs)) {
+    if (K_ > INT32_MAX) throw Error("{}: K = {} is more than zigzag kernels take", views[0].name, K_);
     for (const WeightView& view : views) add_part(view);
     for (const Part& part : parts_) column_bytes_ += layout::super_rows(part.view.shape.N) * part.kernel->bytes;
     if (prepare == kernels::Prepare::automatic)
       lay_together();
     else
       read_in_place();
-    for (int i = 0; i < linear_.count && panels_ == nullptr; ++i)
-      if (linear_.kernels[i].can_run({layout::Id::q8_0, {16, 32}, kernels::Prepare::automatic}))
-        panels_ = &linear_.kernels[i];
-    if (panels_ == nullptr || panels_->prepared_bytes == nullptr)
-      throw Error("no kernel for several tokens of zigzag weights on cpu/{}", isa_name(isa_));
     all_.resize(size_t(K_));
     std::iota(all_.begin(), all_.end(), 0);
   }
@@ -83,7 +78,8 @@ class ZigzagGroup final : public kernels::LinearGroup {
   }
 
   void reserve(int64_t M) override {
-    scratch(size_t(std::max(one_layout().total, many_bytes(std::min(M, kManyChunk)))));
+    const int64_t many = M > kFew ? int64_t(inputs_.bytes(std::min(M, kManyChunk))) : 0;
+    scratch<Scratch::inputs>(size_t(std::max(one_layout().total, many)));
   }
 
   int64_t weight_bytes() const override { return K_ * column_bytes_; }
@@ -94,29 +90,28 @@ class ZigzagGroup final : public kernels::LinearGroup {
       out += fmt::format("{} {}x{} {}: {}.{}, columns of {} bytes{} | {}.{} after conversion\n", part.view.name,
                          part.view.shape.N, K_, part.view.layout->name, isa_name(isa_), part.kernel->name,
                          runs_.front().columns.rows * part.kernel->bytes, prepared_.size() != 0 ? "" : " in place",
-                         isa_name(isa_), panels_->many_name);
+                         isa_name(isa_), panels_.many_name);
     return out;
   }
 
  private:
+  /// The kernel that multiplies the panels of several tokens.
+  static const LinearKernel& panel_kernel(Isa isa) {
+    const LinearTable& table = linear_table(isa);
+    for (int i = 0; i < table.count; ++i)
+      if (table.kernels[i].prepared_bytes != nullptr &&
+          table.kernels[i].can_run({layout::Id::q8_0, {kPanelRows, kBlock}, kernels::Prepare::automatic}))
+        return table.kernels[i];
+    throw Error("no kernel for several tokens of zigzag weights on cpu/{}", isa_name(isa));
+  }
+
   /// Floats of the scratch memory of one token.
   struct OneLayout {
     int64_t inputs = 0, pieces = 0, y = 0, y_step = 0, mins = 0, mins_step = 0, total = 0;  // total in bytes
   };
 
   void add_part(const WeightView& view) {
-    const auto [N, K] = view.shape;
-    if (K != K_)
-      throw Error("{}: K = {}, but the first weight of its group has K = {}; weights of a group read one input",
-                  view.name, K, K_);
-    if (K > INT32_MAX) throw Error("{}: K = {} is more than zigzag kernels take", view.name, K);
-    const int64_t bytes = view.layout->size_bytes(*view.layout, view.shape);
-    if (int64_t(view.bytes.size()) != bytes)
-      throw Error("{}: {} bytes for {} [{}, {}], expected {}", view.name, view.bytes.size(), view.layout->name, N, K,
-                  bytes);
-    if (!view.bias.empty() && int64_t(view.bias.size()) != N)
-      throw Error("{}: bias of {} values for N = {}", view.name, view.bias.size(), N);
-    layout::check_zigzag_params(view.params);
+    const int64_t N = view.shape.N;
     Part part;
     part.view = view;
     const ZigzagTable& table = zigzag_table(isa_);
@@ -124,7 +119,7 @@ class ZigzagGroup final : public kernels::LinearGroup {
       if (table.kernels[i].id == view.layout->id) part.kernel = &table.kernels[i];
     if (part.kernel == nullptr)
       throw Error("{}: no kernel for {} with N = {}, K = {} on cpu/{}; use another layout", view.name,
-                  view.layout->name, N, K, isa_name(isa_));
+                  view.layout->name, N, K_, isa_name(isa_));
     part.row0 = rows_;
     rows_ += layout::super_rows(N);
     parts_.push_back(std::move(part));
@@ -190,7 +185,7 @@ class ZigzagGroup final : public kernels::LinearGroup {
 
   void run_one(const Activation& x, int64_t m, std::span<const Output> y) {
     const OneLayout at = one_layout();
-    auto* memory = reinterpret_cast<float*>(scratch(size_t(at.total)));
+    auto* memory = reinterpret_cast<float*>(scratch<Scratch::inputs>(size_t(at.total)));
     const float* row = x.x + m * x.stride;
     const int32_t* columns = all_.data();
     const float* inputs = row;
@@ -219,7 +214,6 @@ class ZigzagGroup final : public kernels::LinearGroup {
           a.count = to - from;
           a.y = sums + run.row0 * kSuper;
           a.mins = mins + run.row0 * kZigzagMins;
-          a.prefetch = plan_.prefetch;
           run.kernel->accumulate(a);
         }
       }
@@ -252,36 +246,14 @@ class ZigzagGroup final : public kernels::LinearGroup {
   // ---- several tokens ----
 
   int64_t padded_k() const { return round_up(std::max<int64_t>(K_, 1), kBlock); }
-  int64_t tile() const { return std::clamp<int64_t>((int64_t{1} << 20) / padded_k() / 16 * 16, 16, kMaxTile); }
-  int64_t panel_bytes() const { return panels_->prepared_bytes({kSuper, padded_k()}); }
-
-  struct ManyLayout {
-    int64_t codes = 0, scale = 0, start = 0, padded = 0, total = 0;
-  };
-  ManyLayout many_layout(int64_t M) const {
-    ManyLayout at;
-    const int64_t blocks = M * (padded_k() / kBlock);
-    const auto place = [&](int64_t bytes) {
-      const int64_t begin = at.total;
-      at.total += round_up(bytes, 64);
-      return begin;
-    };
-    at.codes = place(blocks * kBlock);
-    at.scale = place(blocks * 4);
-    at.start = place(blocks * 4);
-    at.padded = place(M * padded_k() * 4);
-    return at;
-  }
-  int64_t many_bytes(int64_t M) const { return many_layout(M).total; }
 
   void run_many(const Activation& x, int64_t m0, int64_t M, std::span<const Output> y) {
-    const ManyLayout at = many_layout(M);
-    std::byte* memory = scratch(size_t(at.total));
-    const int64_t K = padded_k(), blocks = K / kBlock, tile_size = tile(), tiles = ceil_div(M, tile_size);
+    std::byte* memory = scratch<Scratch::inputs>(inputs_.bytes(M));
+    const int64_t K = padded_k(), tile = inputs_.tile_size();
     const float* rows = x.x + m0 * x.stride;
     int64_t stride = x.stride;
     if (K != K_ || !x.all()) {  // zeros where no input is, or where it does not count
-      auto* padded = reinterpret_cast<float*>(memory + at.padded);
+      auto* padded = reinterpret_cast<float*>(scratch<Scratch::masked>(size_t(M * K) * sizeof(float)));
       pool_.parallel_for(M, 8, [&, rows](int64_t begin, int64_t end) {
         for (int64_t m = begin; m < end; ++m) {
           float* to = padded + m * K;
@@ -298,55 +270,27 @@ class ZigzagGroup final : public kernels::LinearGroup {
       rows = padded;
       stride = K;
     }
-    const auto quantize_tile = [&](int64_t first, int64_t token0, int64_t token1) {
-      QuantizeArgs::Extra extra{panels_->needs, nullptr, nullptr};
-      extra.start = reinterpret_cast<int32_t*>(memory + at.start) + first * blocks;
-      QuantizeArgs q;
-      q.K = K;
-      q.tokens = std::min(tile_size, M - first);
-      q.codes = reinterpret_cast<int8_t*>(memory + at.codes) + first * K;
-      q.scale = reinterpret_cast<float*>(memory + at.scale) + first * blocks;
-      q.x = rows + first * stride;
-      q.x_stride = stride;
-      q.token0 = token0;
-      q.token1 = token1;
-      q.extras = &extra;
-      q.extra_count = 1;
-      linear_.quantize(q);
-    };
-    constexpr int64_t kGrain = 8;
-    pool_.parallel_for(ceil_div(M, kGrain), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t m = begin * kGrain, last = std::min(M, end * kGrain); m < last;) {
-        const int64_t first = m / tile_size * tile_size, until = std::min(last, first + tile_size);
-        quantize_tile(first, m - first, until - first);
-        m = until;
-      }
-    });
+    inputs_.quantize(pool_, rows, stride, M, memory);
     pool_.parallel_for(rows_, 1, [&](int64_t begin, int64_t end) {
-      thread_local HugeBuffer panel_memory;
-      if (int64_t(panel_memory.size()) < panel_bytes()) panel_memory = HugeBuffer(size_t(panel_bytes()));
+      std::byte* panels = scratch<Scratch::task>(size_t(panels_.prepared_bytes({kSuper, K})));
       for (int64_t r = begin; r < end; ++r) {
         const Run& run = run_of(r);
-        run.kernel->to_panels(run.columns, r - run.row0, K_, panel_memory.data());
+        run.kernel->to_panels(run.columns, r - run.row0, K_, panels);
         const Part& part = part_of(r);
         const int64_t first_row = (r - part.row0) * kSuper;
         const Output& out = y[size_t(&part - parts_.data())];
-        for (int64_t t = 0; t < tiles; ++t) {
-          const int64_t first = t * tile_size;
+        for (int64_t first = 0; first < M; first += tile) {
           LinearArgs a;
-          a.weight = panel_memory.data();
+          a.weight = panels;
           a.N = std::min(kSuper, part.view.shape.N - first_row);
           a.K = K;
           a.bias = part.view.bias.empty() ? nullptr : part.view.bias.data() + first_row;
-          a.x.tokens = std::min(tile_size, M - first);
-          a.x.codes = reinterpret_cast<const int8_t*>(memory + at.codes) + first * K;
-          a.x.scale = reinterpret_cast<const float*>(memory + at.scale) + first * blocks;
-          a.x.start = reinterpret_cast<const int32_t*>(memory + at.start) + first * blocks;
+          a.x = inputs_.tile(memory, M, first, std::min(tile, M - first), panels_need_);
           a.y = out.y + (m0 + first) * out.stride + first_row;
           a.y_stride = out.stride;
           a.row0 = 0;
           a.row1 = a.N;
-          panels_->run_many(a);
+          panels_.run_many(a);
         }
       }
     });
@@ -361,9 +305,10 @@ class ZigzagGroup final : public kernels::LinearGroup {
   Isa isa_;
   ThreadPool& pool_;
   ZigzagPlan plan_;
-  const LinearTable& linear_;
-  const LinearKernel* panels_ = nullptr;  // q8_0
-  int64_t K_ = 0, rows_ = 0, column_bytes_ = 0;
+  int64_t K_, rows_ = 0, column_bytes_ = 0;
+  const LinearKernel& panels_;  // q8_0
+  QuantizedInputs inputs_;      // of the panels
+  int panels_need_;
   std::vector<Part> parts_;
   std::vector<Run> runs_;
   HugeBuffer prepared_;
@@ -372,20 +317,7 @@ class ZigzagGroup final : public kernels::LinearGroup {
 
 }  // namespace
 
-const ZigzagTable& zigzag_table(Isa isa) {
-  switch (isa) {
-#if LACUNA_HAVE_AVX2
-    case Isa::avx2:
-      return avx2::zigzag_table();
-    case Isa::avx512:
-      return avx512::zigzag_table();
-    case Isa::avx512vnni:
-      return avx512vnni::zigzag_table();
-#endif
-    default:
-      return generic::zigzag_table();
-  }
-}
+const ZigzagTable& zigzag_table(Isa isa) { return LACUNA_CPU_SELECT_FOR(isa, zigzag_table)(); }
 
 std::unique_ptr<kernels::LinearGroup> make_zigzag_group(Isa isa, std::span<const WeightView> parts, ThreadPool& pool,
                                                         kernels::Prepare prepare, const ZigzagPlan& plan) {

@@ -14,7 +14,6 @@ struct ZigzagPlan {
   /// Pieces that the list of columns is cut into, each with sums of its own; 0: one for each worker. A fixed number
   /// makes results independent of the number of workers.
   int pieces = 0;
-  bool prefetch = true;
 };
 
 /// Parts: zigzag layouts only, one K. Prepare::automatic lays the columns of all parts together in huge pages;

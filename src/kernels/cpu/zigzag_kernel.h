@@ -39,15 +39,12 @@ struct ZigzagArgs {
   int64_t count = 0;
   float* y = nullptr;     // [rows, 256] added to; the order of outputs is the kernel's own, finish() undoes it
   float* mins = nullptr;  // [rows, kZigzagMins] added to
-  bool prefetch = true;   // the next chunk's columns while this one is multiplied
 };
 
 struct ZigzagKernel {
   layout::Id id;
   const char* name;  // as explain() shows it
   int64_t bytes;     // of a superblock
-  int blocks;        // of outputs in a superblock
-  int max_code;
   void (*accumulate)(const ZigzagArgs&);
   /// out: [256] = the sum over pieces of y - mins of one superblock row, in the order of the outputs. y, mins: the
   /// first piece's superblock row, the next pieces' lie y_step and mins_step floats further on.

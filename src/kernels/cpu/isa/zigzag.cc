@@ -189,7 +189,7 @@ void accumulate(const ZigzagArgs& a) {
       p[c] = base + int64_t{a.columns[first + (c < columns ? c : columns - 1)]} * a.run.stride;
     }
     ahead.count = 0;
-    if (a.prefetch && left > kZigzagChunk) {
+    if (left > kZigzagChunk) {
       const int64_t more = left - kZigzagChunk < kZigzagChunk ? left - kZigzagChunk : kZigzagChunk;
       ahead.count = int(more + 3) / 4 * 4;
       for (int c = 0; c < ahead.count; ++c)
@@ -321,7 +321,7 @@ void to_panels(const ZigzagRun& run, int64_t r, int64_t K, std::byte* panels) {
 
 template <class L>
 constexpr ZigzagKernel row(const char* name) {
-  return {L::kId, name, L::kBytes, L::kBlocks, L::kMaxCode, accumulate<L>, finish<L>, to_panels<L>};
+  return {L::kId, name, L::kBytes, accumulate<L>, finish<L>, to_panels<L>};
 }
 constexpr ZigzagKernel kKernels[] = {row<Zz4K>("zigzag_zz4_k"), row<Zz6K>("zigzag_zz6_k"), row<Zz5K>("zigzag_zz5_k"),
                                      row<Zz8>("zigzag_zz8"),    row<Zz3K>("zigzag_zz3_k"), row<Zz2K>("zigzag_zz2_k")};
