@@ -33,6 +33,7 @@ struct Layer {
   NormWeights attn_norm, ffn_norm;
   std::vector<float> q_norm, k_norm;              // [head_dim], qwen3
   std::unique_ptr<LinearGroup> qkv, o, up, down;  // up: gate and up, or up alone
+  std::array<double, kInputs> dense_below = {};   // of each group's plan
 };
 
 /// Finds tensors by name, checks their shapes and notes which were used.
@@ -140,8 +141,16 @@ void Decoder::Impl::bind(const io::Checkpoint& checkpoint, const LoadOptions& op
   const bool gated = c.mlp == Mlp::swiglu;
   std::optional<Progress> progress;
   if (options.progress) progress.emplace("Loading", c.n_layers + 1, "layers");
+  const auto plan_of = [&](std::span<const WeightView> parts) {
+    kernels::Plan plan = options.plans == nullptr ? kernels::Plan{} : options.plans->of(parts);
+    if (options.deterministic) plan.split = kernels::Plan::Split::rows;
+    return plan;
+  };
+  double* dense_below = nullptr;  // of the next group
   const auto group = [&](std::vector<WeightView> parts) {
-    auto made = kernels::make_cpu_linear_group(parts, pool, options.prepare);
+    const kernels::Plan plan = plan_of(parts);
+    if (dense_below != nullptr) *dense_below++ = plan.dense_below;
+    auto made = kernels::make_cpu_linear_group(parts, pool, options.prepare, plan);
     made->reserve(kBatch);
     return made;
   };
@@ -169,6 +178,7 @@ void Decoder::Impl::bind(const io::Checkpoint& checkpoint, const LoadOptions& op
       layer.q_norm = binder.vector(name("attn_q_norm.weight"), c.head_dim);
       layer.k_norm = binder.vector(name("attn_k_norm.weight"), c.head_dim);
     }
+    dense_below = layer.dense_below.data();  // in the order of Input
     layer.qkv =
         group({binder.weight(name("attn_q"), q_width(), c.n_embd), binder.weight(name("attn_k"), kv_width(), c.n_embd),
                binder.weight(name("attn_v"), kv_width(), c.n_embd)});
@@ -189,7 +199,7 @@ void Decoder::Impl::bind(const io::Checkpoint& checkpoint, const LoadOptions& op
   } else {  // tied: the embedding is the head
     output = {embedding->name, embedding->layout, embedding->shape, embedding->bytes, {}, embedding->params};
   }
-  head = kernels::make_cpu_linear_group({&output, 1}, pool, options.prepare);
+  head = kernels::make_cpu_linear_group({&output, 1}, pool, options.prepare, plan_of({&output, 1}));
   head->reserve(kHeadRows);
   binder.check_all_used();
 }
@@ -238,7 +248,9 @@ void Decoder::Impl::run_group(int64_t index, Input input, LinearGroup& group, co
     const float* norms = thresholds.norms.empty() ? nullptr : thresholds.norms[size_t(index)][i].data();
     const int64_t dense = std::clamp<int64_t>(sparsity->dense_prefix - position, 0, M);
     std::atomic<int64_t> inactive{0};
-    if (M == 1) {
+    if (t == 0) {
+      // everything is active
+    } else if (M == 1) {
       rows.active = active.data();
       rows.active_count = collect_active(in, norms, t, K, active.data());
       inactive = K - rows.active_count;
@@ -460,6 +472,13 @@ void Decoder::set_sparsity(std::optional<SparsityOptions> options) {
           throw Error("{} column norms of {} for {} inputs", layer[i].size(), name_of(Input(i)), widths[i]);
     if (options->dense_prefix < 0)
       throw Error("a dense prefix of {} tokens; it must be 0 or more", options->dense_prefix);
+  }
+  if (options) {
+    Thresholds& thresholds = options->thresholds;
+    for (size_t l = 0; l < thresholds.t.size(); ++l)
+      for (size_t i = 0; i < kInputs; ++i)
+        if (l < thresholds.realised.size() && thresholds.realised[l][i] < impl.layers[l].dense_below[i])
+          thresholds.t[l][i] = 0;
   }
   impl.sparsity = std::move(options);
   impl.counts = {};

@@ -22,6 +22,10 @@ namespace lacuna::model {
 struct LoadOptions {
   kernels::Prepare prepare = kernels::Prepare::automatic;
   bool progress = true;  // a bar on a terminal
+  /// How this machine multiplies each group of zigzag weights; nullptr: the default everywhere. Read while loading.
+  const kernels::Plans* plans = nullptr;
+  /// Results do not depend on the number of threads: every plan is split by rows.
+  bool deterministic = false;
 };
 
 /// How a decoder leaves inputs out.
@@ -98,9 +102,11 @@ class Decoder {
   /// forward of ids with the last token's logits; the view is valid until the next call.
   std::span<const float> forward(Session& session, std::span<const int32_t> ids);
 
-  /// From now on tokens leave inactive inputs out; nullopt: dense again. Throws Error when the thresholds are not this
-  /// model's. Clears the counts.
+  /// From now on tokens leave inactive inputs out; nullopt: dense again. An input of which the calibration left out
+  /// less than its plan's dense_below runs dense. Throws Error when the thresholds are not this model's. Clears the
+  /// counts.
   void set_sparsity(std::optional<SparsityOptions> options);
+  /// As set, with threshold 0 where the plan runs an input dense.
   const std::optional<SparsityOptions>& sparsity() const;
   const SparsityCounts& sparsity_counts() const;
 

@@ -288,20 +288,62 @@ TEST_P(ZigzagKernels, ATinyInputsAndZeros) {
 INSTANTIATE_TEST_SUITE_P(AllLayouts, ZigzagKernels, testing::ValuesIn(kZigzag),
                          [](const auto& test) { return std::string(layout::get(test.param).name); });
 
-TEST(ZigzagGroup, FixedPiecesGiveTheSameBitsOnAnyNumberOfThreads) {
-  const int64_t N = 700, K = 333;
+TEST(ZigzagGroup, SplitByRowsGivesTheSameBitsOnAnyNumberOfThreads) {
+  const int64_t N = 1100, K = 333;
   const Weight w = random_weight(Id::zz4_k, N, K, 0, 3);
   const std::vector<float> x = random_inputs(K, 4);
-  std::vector<std::vector<float>> results;
-  for (const int threads : {1, 2, 3, 5}) {
-    ThreadPool workers(threads);
-    auto group = cpu::make_zigzag_group(cpu::isa(), {&w.view, 1}, workers, Prepare::automatic, {.pieces = 8});
-    std::vector<float> y(static_cast<size_t>(N));
-    const Output out{y.data(), N};
-    group->run({x.data(), 1, K}, {&out, 1});
-    results.push_back(y);
+  std::vector<int32_t> active;
+  for (int32_t k = 0; k < K; k += 1 + k % 3) active.push_back(k);
+  for (const int64_t tile_rows : {0, 256, 512}) {
+    std::vector<std::vector<float>> results;
+    for (const int threads : {1, 2, 3, 7}) {
+      ThreadPool workers(threads);
+      auto group = cpu::make_zigzag_group(cpu::isa(), {&w.view, 1}, workers, Prepare::automatic,
+                                          {.split = kernels::Plan::Split::rows, .tile_rows = tile_rows});
+      std::vector<float> y(static_cast<size_t>(N));
+      const Output out{y.data(), N};
+      group->run({x.data(), 1, K, active.data(), int64_t(active.size())}, {&out, 1});
+      results.push_back(y);
+    }
+    for (const auto& y : results) EXPECT_EQ(y, results[0]);
   }
-  for (const auto& y : results) EXPECT_EQ(y, results[0]);
+}
+
+TEST_P(ZigzagKernels, EveryPlan) {
+  const int64_t N = 1100, K = 150;
+  const Weight a = random_weight(GetParam(), N, K, 0, 3), b = random_weight(GetParam(), 300, K, 512, 5),
+               c = random_weight(Id::zz6_k, 520, K, 256, 6);
+  const std::vector<float> x = random_inputs(K, 4);
+  std::vector<int32_t> active;
+  for (int32_t k = 0; k < K; k += 1 + k % 3) active.push_back(k);
+  for (const Isa isa : isas())
+    for (const Prepare prepare : {Prepare::automatic, Prepare::in_place})
+      for (const auto split : {kernels::Plan::Split::columns, kernels::Plan::Split::rows})
+        for (const int chunk : {16, 32, 48, 64})
+          for (const bool prefetch : {false, true})
+            for (const int64_t tile_rows : {0, 256, 768, 4096}) {
+              const kernels::Plan plan{split, chunk, prefetch, tile_rows, 0};
+              SCOPED_TRACE(describe(plan));
+              const WeightView views[] = {a.view, b.view, c.view};
+              auto group = cpu::make_zigzag_group(isa, views, pool(), prepare, plan);
+              std::vector<float> ya(N), yb(300), yc(520);
+              const Output out[] = {{ya.data(), N}, {yb.data(), 300}, {yc.data(), 520}};
+              group->run({x.data(), 1, K, active.data(), int64_t(active.size())}, out);
+              expect_close(a, x.data(), active, ya.data(), "a");
+              expect_close(b, x.data(), active, yb.data(), "b");
+              expect_close(c, x.data(), active, yc.data(), "c");
+              // Several tokens read the same prepared form.
+              if (chunk != 32 || !prefetch) continue;
+              const int64_t M = 14;
+              std::vector<float> xs, many(size_t(M * N)), rest_b(size_t(M * 300)), rest_c(size_t(M * 520));
+              for (int64_t m = 0; m < M; ++m) xs.insert(xs.end(), x.begin(), x.end());
+              const Output outs[] = {{many.data(), N}, {rest_b.data(), 300}, {rest_c.data(), 520}};
+              group->run({xs.data(), M, K, active.data(), int64_t(active.size())}, outs);
+              double squares = 0;
+              for (const float value : ya) squares += double(value) * value;
+              const double tenth = 0.1 * std::sqrt(squares / N);  // a superblock in the wrong place is off by far more
+              for (int64_t n = 0; n < N; ++n) ASSERT_NEAR(many[size_t((M - 1) * N + n)], ya[size_t(n)], tenth);
+            }
 }
 
 TEST(ZigzagGroup, PartsOfSeveralLayoutsAndRowsShareOneInput) {

@@ -180,7 +180,8 @@ class CpuLinearGroup final : public kernels::LinearGroup {
 /// Zigzag and row weights that read one input.
 class MixedLinearGroup final : public kernels::LinearGroup {
  public:
-  MixedLinearGroup(Isa isa, std::span<const WeightView> views, ThreadPool& pool, kernels::Prepare prepare) {
+  MixedLinearGroup(Isa isa, std::span<const WeightView> views, ThreadPool& pool, kernels::Prepare prepare,
+                   const kernels::Plan& plan) {
     std::vector<WeightView> kinds[2];
     for (size_t i = 0; i < views.size(); ++i) {
       const bool zigzag = views[i].layout->zigzag;
@@ -188,7 +189,7 @@ class MixedLinearGroup final : public kernels::LinearGroup {
       places_[zigzag].push_back(i);
     }
     groups_[0] = std::make_unique<CpuLinearGroup>(isa, kinds[0], pool, prepare);
-    groups_[1] = make_zigzag_group(isa, kinds[1], pool, prepare);
+    groups_[1] = make_zigzag_group(isa, kinds[1], pool, prepare, plan);
   }
   void run(const Activation& x, std::span<const Output> y) override {
     for (size_t g = 0; g < 2; ++g) {
@@ -216,13 +217,13 @@ class MixedLinearGroup final : public kernels::LinearGroup {
 const LinearTable& linear_table(Isa isa) { return LACUNA_CPU_SELECT_FOR(isa, linear_table)(); }
 
 std::unique_ptr<kernels::LinearGroup> make_linear_group(Isa isa, std::span<const WeightView> parts, ThreadPool& pool,
-                                                        kernels::Prepare prepare) {
+                                                        kernels::Prepare prepare, const kernels::Plan& plan) {
   const auto zigzag = std::count_if(parts.begin(), parts.end(), [](const WeightView& w) { return w.layout->zigzag; });
   if (zigzag == 0) return std::make_unique<CpuLinearGroup>(isa, parts, pool, prepare);
-  if (size_t(zigzag) == parts.size()) return make_zigzag_group(isa, parts, pool, prepare);
+  if (size_t(zigzag) == parts.size()) return make_zigzag_group(isa, parts, pool, prepare, plan);
   if (parts.size() > MixedLinearGroup::kMostParts)
     throw Error("a linear group of {} weights, at most {} may be mixed", parts.size(), MixedLinearGroup::kMostParts);
-  return std::make_unique<MixedLinearGroup>(isa, parts, pool, prepare);
+  return std::make_unique<MixedLinearGroup>(isa, parts, pool, prepare, plan);
 }
 
 }  // namespace lacuna::cpu
@@ -247,9 +248,9 @@ int64_t check_weights(std::span<const WeightView> parts) {
   return parts[0].shape.K;
 }
 
-std::unique_ptr<LinearGroup> make_cpu_linear_group(std::span<const WeightView> parts, ThreadPool& pool,
-                                                   Prepare prepare) {
-  return cpu::make_linear_group(cpu::isa(), parts, pool, prepare);
+std::unique_ptr<LinearGroup> make_cpu_linear_group(std::span<const WeightView> parts, ThreadPool& pool, Prepare prepare,
+                                                   const Plan& plan) {
+  return cpu::make_linear_group(cpu::isa(), parts, pool, prepare, plan);
 }
 
 }  // namespace lacuna::kernels

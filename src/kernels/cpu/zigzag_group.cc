@@ -49,7 +49,7 @@ struct Run {
 class ZigzagGroup final : public kernels::LinearGroup {
  public:
   ZigzagGroup(Isa isa, std::span<const WeightView> views, ThreadPool& pool, kernels::Prepare prepare,
-              const ZigzagPlan& plan)
+              const kernels::Plan& plan)
       : isa_(isa),
         pool_(pool),
         plan_(plan),
@@ -57,6 +57,7 @@ class ZigzagGroup final : public kernels::LinearGroup {
         panels_(panel_kernel(isa)),
         inputs_(linear_table(isa), padded_k()),
         panels_need_(inputs_.need(panels_.needs)) {
+    kernels::check_plan(plan_);
     if (K_ > INT32_MAX) throw Error("{}: K = {} is more than zigzag kernels take", views[0].name, K_);
     for (const WeightView& view : views) add_part(view);
     for (const Part& part : parts_) column_bytes_ += layout::super_rows(part.view.shape.N) * part.kernel->bytes;
@@ -87,10 +88,10 @@ class ZigzagGroup final : public kernels::LinearGroup {
   std::string explain() const override {
     std::string out;
     for (const Part& part : parts_)
-      out += fmt::format("{} {}x{} {}: {}.{}, columns of {} bytes{} | {}.{} after conversion\n", part.view.name,
-                         part.view.shape.N, K_, part.view.layout->name, isa_name(isa_), part.kernel->name,
-                         runs_.front().columns.rows * part.kernel->bytes, prepared_.size() != 0 ? "" : " in place",
-                         isa_name(isa_), panels_.many_name);
+      out += fmt::format("{} {}x{} {}: {}.{}{}, {} | {}.{} after conversion\n", part.view.name, part.view.shape.N, K_,
+                         part.view.layout->name, isa_name(isa_), part.kernel->name,
+                         prepared_.size() != 0 ? "" : " in place", kernels::describe(plan_), isa_name(isa_),
+                         panels_.many_name);
     return out;
   }
 
@@ -125,52 +126,78 @@ class ZigzagGroup final : public kernels::LinearGroup {
     parts_.push_back(std::move(part));
   }
 
-  void add_run(const Run& run) {
-    if (run.columns.rows == 0) return;
-    if (!runs_.empty()) {  // the next superblocks of the same columns
-      Run& last = runs_.back();
-      if (last.kernel == run.kernel && last.columns.stride == run.columns.stride &&
-          last.columns.base + last.columns.rows * last.kernel->bytes == run.columns.base &&
-          last.columns.stride == column_bytes_) {
-        last.columns.rows += run.columns.rows;
-        return;
-      }
-    }
-    runs_.push_back(run);
-  }
-
+  /// Copies the superblocks into tiles of plan_.tile_rows outputs, in which columns of all parts are contiguous.
   void lay_together() {
     prepared_ = HugeBuffer(size_t(K_ * column_bytes_));
-    int64_t offset = 0;
-    for (const Part& part : parts_) {
-      const layout::ZigzagMap map(part.view.shape, part.view.params);
-      const int64_t bytes = part.kernel->bytes, height = map.rows * bytes;
-      pool_.parallel_for(ceil_div(K_, 64), 1, [&, offset](int64_t begin, int64_t end) {
-        for (int64_t t = 0; t < map.tiles(); ++t) {
-          const int64_t rows = map.tile_height(t), at = t * map.tile;
-          for (int64_t k = begin * 64; k < std::min(K_, end * 64); ++k)
-            std::memcpy(prepared_.data() + k * column_bytes_ + offset + at * bytes,
-                        part.view.bytes.data() + map.index(at, k) * bytes, size_t(rows * bytes));
-        }
-      });
-      MappedFile::release(part.view.bytes);
-      add_run({part.kernel, {prepared_.data() + offset, column_bytes_, map.rows}, part.row0});
-      offset += height;
+    const int64_t tile = plan_.tile_rows == 0 ? rows_ : std::min(rows_, plan_.tile_rows / kSuper);
+    std::byte* base = prepared_.data();
+    for (int64_t begin = 0; begin < rows_; begin += tile) {
+      const int64_t end = std::min(rows_, begin + tile);
+      const auto pieces = pieces_of(begin, end);
+      int64_t column = 0;  // bytes of this tile
+      for (const Piece& piece : pieces) column += piece.rows * piece.part->kernel->bytes;
+      int64_t offset = 0;
+      const size_t first_run = runs_.size();
+      for (const Piece& piece : pieces) {
+        copy_piece(piece, base + offset, column);
+        if (runs_.size() > first_run && runs_.back().kernel == piece.part->kernel)
+          runs_.back().columns.rows += piece.rows;  // the next superblocks of the same columns
+        else
+          runs_.push_back({piece.part->kernel, {base + offset, column, piece.rows}, piece.part->row0 + piece.first});
+        offset += piece.rows * piece.part->kernel->bytes;
+      }
+      base += K_ * column;
     }
+    for (const Part& part : parts_) MappedFile::release(part.view.bytes);
+  }
+
+  /// Superblock rows [first, first + rows) of a part.
+  struct Piece {
+    const Part* part = nullptr;
+    int64_t first = 0, rows = 0;
+  };
+
+  /// What the group's superblock rows [begin, end) are.
+  std::vector<Piece> pieces_of(int64_t begin, int64_t end) const {
+    std::vector<Piece> out;
+    for (const Part& part : parts_) {
+      const int64_t last = part.row0 + layout::super_rows(part.view.shape.N);
+      const int64_t from = std::max(begin, part.row0), to = std::min(end, last);
+      if (from < to) out.push_back({&part, from - part.row0, to - from});
+    }
+    return out;
+  }
+
+  /// Column k of the piece goes to `to` + k * stride.
+  void copy_piece(const Piece& piece, std::byte* to, int64_t stride) {
+    const WeightView& view = piece.part->view;
+    const layout::ZigzagMap map(view.shape, view.params);
+    const int64_t bytes = piece.part->kernel->bytes, last = piece.first + piece.rows;
+    pool_.parallel_for(ceil_div(K_, 64), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t t = piece.first / map.tile; t * map.tile < last; ++t) {
+        const int64_t from = std::max(piece.first, t * map.tile);
+        const int64_t rows = std::min(last, t * map.tile + map.tile_height(t)) - from;
+        for (int64_t k = begin * 64; k < std::min(K_, end * 64); ++k)
+          std::memcpy(to + k * stride + (from - piece.first) * bytes, view.bytes.data() + map.index(from, k) * bytes,
+                      size_t(rows * bytes));
+      }
+    });
   }
 
   void read_in_place() {
     for (const Part& part : parts_) {
       const layout::ZigzagMap map(part.view.shape, part.view.params);
-      for (int64_t t = 0; t < map.tiles(); ++t)
-        add_run({part.kernel,
-                 {part.view.bytes.data() + map.index(t * map.tile, 0) * part.kernel->bytes,
-                  map.tile_height(t) * part.kernel->bytes, map.tile_height(t)},
-                 part.row0 + t * map.tile});
+      for (int64_t t = 0; t < map.tiles(); ++t) {
+        const int64_t height = map.tile_height(t), bytes = part.kernel->bytes;
+        runs_.push_back({part.kernel,
+                         {part.view.bytes.data() + map.index(t * map.tile, 0) * bytes, height * bytes, height},
+                         part.row0 + t * map.tile});
+      }
     }
   }
 
-  int pieces() const { return plan_.pieces > 0 ? plan_.pieces : pool_.size(); }
+  /// Sets of sums.
+  int pieces() const { return plan_.split == kernels::Plan::Split::rows ? 1 : pool_.size(); }
 
   OneLayout one_layout() const {
     OneLayout at;
@@ -196,45 +223,76 @@ class ZigzagGroup final : public kernels::LinearGroup {
       for (int64_t i = 0; i < count; ++i) memory[i] = row[columns[i]];
       inputs = memory;
     }
-    const int64_t piece_count = at.pieces, unit = 4;  // pieces are whole groups of four columns
-    pool_.parallel_for(piece_count, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t piece = begin; piece < end; ++piece) {
-        const int64_t quads = ceil_div(count, unit);
-        const int64_t from = std::min(count, quads * piece / piece_count * unit);
-        const int64_t to = std::min(count, quads * (piece + 1) / piece_count * unit);
-        float* sums = memory + at.y + piece * at.y_step;
-        float* mins = memory + at.mins + piece * at.mins_step;
-        std::memset(sums, 0, size_t(at.y_step) * sizeof(float));
-        std::memset(mins, 0, size_t(at.mins_step) * sizeof(float));
-        for (const Run& run : runs_) {
-          ZigzagArgs a;
-          a.run = run.columns;
-          a.columns = columns + from;
-          a.x = inputs + from;
-          a.count = to - from;
-          a.y = sums + run.row0 * kSuper;
-          a.mins = mins + run.row0 * kZigzagMins;
-          run.kernel->accumulate(a);
-        }
+    if (plan_.split == kernels::Plan::Split::rows)
+      share_rows(columns, inputs, count, memory, at, m, y);
+    else
+      share_columns(columns, inputs, count, memory, at, m, y);
+  }
+
+  /// Adds columns [0, count) of the group's superblock rows [begin, end) to sums and mins, which are of all rows.
+  void accumulate(const int32_t* columns, const float* x, int64_t count, int64_t begin, int64_t end, float* sums,
+                  float* mins) const {
+    std::memset(sums + begin * kSuper, 0, size_t((end - begin) * kSuper) * sizeof(float));
+    std::memset(mins + begin * kZigzagMins, 0, size_t((end - begin) * kZigzagMins) * sizeof(float));
+    for (const Run& run : runs_) {
+      const int64_t from = std::max(begin, run.row0), to = std::min(end, run.row0 + run.columns.rows);
+      if (from >= to) continue;
+      ZigzagArgs a;
+      a.run = {run.columns.base + (from - run.row0) * run.kernel->bytes, run.columns.stride, to - from};
+      a.columns = columns;
+      a.x = x;
+      a.count = count;
+      a.chunk = plan_.chunk;
+      a.prefetch = plan_.prefetch;
+      a.y = sums + from * kSuper;
+      a.mins = mins + from * kZigzagMins;
+      run.kernel->accumulate(a);
+    }
+  }
+
+  /// Each worker takes every active column of its own superblock rows.
+  void share_rows(const int32_t* columns, const float* x, int64_t count, float* memory, const OneLayout& at, int64_t m,
+                  std::span<const Output> y) {
+    const int64_t shares = std::min<int64_t>(pool_.size(), rows_);
+    pool_.parallel_for(shares, 1, [&](int64_t first, int64_t last) {
+      const int64_t begin = rows_ * first / shares, end = rows_ * last / shares;
+      accumulate(columns, x, count, begin, end, memory + at.y, memory + at.mins);
+      finish(memory, at, begin, end, m, y);
+    });
+  }
+
+  /// Each worker takes a share of the active columns and has sums of its own.
+  void share_columns(const int32_t* columns, const float* x, int64_t count, float* memory, const OneLayout& at,
+                     int64_t m, std::span<const Output> y) {
+    const int64_t unit = 4, quads = ceil_div(count, unit);  // shares are whole groups of four columns
+    pool_.parallel_for(at.pieces, 1, [&](int64_t first, int64_t last) {
+      for (int64_t piece = first; piece < last; ++piece) {
+        const int64_t from = std::min(count, quads * piece / at.pieces * unit);
+        const int64_t to = std::min(count, quads * (piece + 1) / at.pieces * unit);
+        accumulate(columns + from, x + from, to - from, 0, rows_, memory + at.y + piece * at.y_step,
+                   memory + at.mins + piece * at.mins_step);
       }
     });
-    const auto finish = [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const Part& part = part_of(r);
-        const int64_t first = (r - part.row0) * kSuper, rows = std::min(kSuper, part.view.shape.N - first);
-        const Output& out = y[size_t(&part - parts_.data())];
-        float* to = out.y + m * out.stride + first;
-        float whole[kSuper];
-        part.kernel->finish(memory + at.y + r * kSuper, at.y_step, memory + at.mins + r * kZigzagMins, at.mins_step,
-                            int(at.pieces), whole);
-        const float* bias = part.view.bias.empty() ? nullptr : part.view.bias.data() + first;
-        for (int64_t i = 0; i < rows; ++i) to[i] = bias == nullptr ? whole[i] : whole[i] + bias[i];
-      }
-    };
     if (rows_ * at.pieces < 64)
-      finish(0, rows_);
+      finish(memory, at, 0, rows_, m, y);
     else
-      pool_.parallel_for(rows_, 8, finish);
+      pool_.parallel_for(rows_, 8, [&](int64_t begin, int64_t end) { finish(memory, at, begin, end, m, y); });
+  }
+
+  /// Adds the pieces' sums of superblock rows [begin, end) and writes the outputs of token m.
+  void finish(const float* memory, const OneLayout& at, int64_t begin, int64_t end, int64_t m,
+              std::span<const Output> y) const {
+    for (int64_t r = begin; r < end; ++r) {
+      const Part& part = part_of(r);
+      const int64_t first = (r - part.row0) * kSuper, rows = std::min(kSuper, part.view.shape.N - first);
+      const Output& out = y[size_t(&part - parts_.data())];
+      float* to = out.y + m * out.stride + first;
+      float whole[kSuper];
+      part.kernel->finish(memory + at.y + r * kSuper, at.y_step, memory + at.mins + r * kZigzagMins, at.mins_step,
+                          int(at.pieces), whole);
+      const float* bias = part.view.bias.empty() ? nullptr : part.view.bias.data() + first;
+      for (int64_t i = 0; i < rows; ++i) to[i] = bias == nullptr ? whole[i] : whole[i] + bias[i];
+    }
   }
 
   const Part& part_of(int64_t row) const {
@@ -304,7 +362,7 @@ class ZigzagGroup final : public kernels::LinearGroup {
 
   Isa isa_;
   ThreadPool& pool_;
-  ZigzagPlan plan_;
+  kernels::Plan plan_;
   int64_t K_, rows_ = 0, column_bytes_ = 0;
   const LinearKernel& panels_;  // q8_0
   QuantizedInputs inputs_;      // of the panels
@@ -320,7 +378,7 @@ class ZigzagGroup final : public kernels::LinearGroup {
 const ZigzagTable& zigzag_table(Isa isa) { return LACUNA_CPU_SELECT_FOR(isa, zigzag_table)(); }
 
 std::unique_ptr<kernels::LinearGroup> make_zigzag_group(Isa isa, std::span<const WeightView> parts, ThreadPool& pool,
-                                                        kernels::Prepare prepare, const ZigzagPlan& plan) {
+                                                        kernels::Prepare prepare, const kernels::Plan& plan) {
   return std::make_unique<ZigzagGroup>(isa, parts, pool, prepare, plan);
 }
 

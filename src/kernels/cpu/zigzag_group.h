@@ -9,17 +9,10 @@
 
 namespace lacuna::cpu {
 
-/// How one token's columns are shared out; `tune` measures it. Every choice gives a correct result.
-struct ZigzagPlan {
-  /// Pieces that the list of columns is cut into, each with sums of its own; 0: one for each worker. A fixed number
-  /// makes results independent of the number of workers.
-  int pieces = 0;
-};
-
 /// Parts: zigzag layouts only, one K. Prepare::automatic lays the columns of all parts together in huge pages;
-/// in_place reads the parts' own bytes. Throws Error as make_cpu_linear_group does.
+/// in_place reads the parts' own bytes, whatever plan.tile_rows says. Throws Error as make_cpu_linear_group does.
 std::unique_ptr<kernels::LinearGroup> make_zigzag_group(Isa isa, std::span<const kernels::WeightView> parts,
                                                         ThreadPool& pool, kernels::Prepare prepare,
-                                                        const ZigzagPlan& plan = {});
+                                                        const kernels::Plan& plan = {});
 
 }  // namespace lacuna::cpu

@@ -18,8 +18,8 @@
 
 namespace lacuna::cpu {
 
-/// Columns that share the rounding of their factors.
-inline constexpr int64_t kZigzagChunk = 32;
+/// Most columns that share the rounding of their factors (Plan::chunk).
+inline constexpr int64_t kZigzagMostColumns = 64;
 /// Largest magnitude of a factor in steps: its high byte is at most 127.
 inline constexpr float kZigzagSteps = 32512;
 /// Floats of min sums for a superblock row: at most 16 blocks of outputs, 4 columns side by side.
@@ -37,6 +37,8 @@ struct ZigzagArgs {
   const int32_t* columns = nullptr;  // [count] ascending or not
   const float* x = nullptr;          // [count] the inputs of these columns
   int64_t count = 0;
+  int64_t chunk = 32;     // columns that share the rounding of their factors; a multiple of 4, up to kZigzagMostColumns
+  bool prefetch = true;   // of the next chunk
   float* y = nullptr;     // [rows, 256] added to; the order of outputs is the kernel's own, finish() undoes it
   float* mins = nullptr;  // [rows, kZigzagMins] added to
 };

@@ -5,8 +5,8 @@
 namespace lacuna::cpu::LACUNA_ISA {
 namespace {
 
-constexpr int kQuads = int(kZigzagChunk / 4);  // groups of four columns in a chunk
-constexpr float kLowUnit = 256;                // steps in one unit of the high byte
+constexpr int kQuads = int(kZigzagMostColumns / 4);  // groups of four columns in a chunk
+constexpr float kLowUnit = 256;                      // steps in one unit of the high byte
 
 /// The chunk's factors of one superblock row, rounded: dwords of four columns' bytes.
 template <class L>
@@ -124,7 +124,7 @@ LACUNA_INLINE void round_factors(const float* factor, int quads, Rounded<L>& out
 /// Cache lines of the next chunk's columns, asked for a few at a time between the arithmetic: a burst would fill the
 /// line buffers and stop the loads of this chunk.
 struct Ahead {
-  const uint8_t* column[kZigzagChunk];
+  const uint8_t* column[kZigzagMostColumns];
   int count = 0;
   int64_t at = 0, end = 0;  // offsets of the lines still to ask for in each column
   inline __attribute__((always_inline)) void quad(int q, int64_t line) const {
@@ -176,24 +176,25 @@ LACUNA_INLINE void multiply(const uint8_t* const* p, int quads, const Rounded<L>
 template <class L>
 void accumulate(const ZigzagArgs& a) {
   const auto* base = reinterpret_cast<const uint8_t*>(a.run.base);
-  const uint8_t* p[kZigzagChunk];
+  const int64_t chunk = a.chunk;
+  const uint8_t* p[kZigzagMostColumns];
   Ahead ahead;
-  alignas(64) float x[kZigzagChunk];
-  alignas(64) float factor[kZigzagChunk * L::kBlocks];
+  alignas(64) float x[kZigzagMostColumns];
+  alignas(64) float factor[kZigzagMostColumns * L::kBlocks];
   Rounded<L> rounded = {};
-  for (int64_t first = 0; first < a.count; first += kZigzagChunk) {
-    const int64_t left = a.count - first, columns = left < kZigzagChunk ? left : kZigzagChunk;
+  for (int64_t first = 0; first < a.count; first += chunk) {
+    const int64_t left = a.count - first, columns = left < chunk ? left : chunk;
     const int quads = int((columns + 3) / 4);
     for (int c = 0; c < 4 * quads; ++c) {  // the last group is filled up with zeros
       x[c] = c < columns ? a.x[first + c] : 0;
       p[c] = base + int64_t{a.columns[first + (c < columns ? c : columns - 1)]} * a.run.stride;
     }
     ahead.count = 0;
-    if (left > kZigzagChunk) {
-      const int64_t more = left - kZigzagChunk < kZigzagChunk ? left - kZigzagChunk : kZigzagChunk;
+    if (a.prefetch && left > chunk) {
+      const int64_t more = left - chunk < chunk ? left - chunk : chunk;
       ahead.count = int(more + 3) / 4 * 4;
       for (int c = 0; c < ahead.count; ++c)
-        ahead.column[c] = base + int64_t{a.columns[first + kZigzagChunk + (c < more ? c : more - 1)]} * a.run.stride;
+        ahead.column[c] = base + int64_t{a.columns[first + chunk + (c < more ? c : more - 1)]} * a.run.stride;
     }
     for (int64_t r = 0; r < a.run.rows; ++r) {
       ahead.at = (r * L::kBytes + 63) & ~int64_t{63};
