@@ -2,7 +2,8 @@
 """Speed of activation sparsity on this machine, beside the dense model and (where builds are given) the dense peers.
 
 Linear layers of one token: a known shape with random weights, dense q4_K, then zz4_k dense and with 25, 40, 50 and 65% of the inputs
-(random ones) skipped. Decoding: a real model in a dense layout and in zz4_k, dense and at the levels asked for, with its calibrated
+(random ones) skipped; with --ggml the same layers on ggml (its repacked q4_K, the baseline), with --ik on ik_llama.cpp.
+Decoding: a real model in a dense layout and in zz4_k, dense and at the levels asked for, with its calibrated
 thresholds; llama.cpp and ik_llama.cpp read the dense file. A round runs everything once, the order rotates; a ratio is taken within a
 round. Prints a table; --output writes the rows as JSON. Standard library only.
 """
@@ -12,6 +13,7 @@ import argparse
 import datetime
 import shlex
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,6 +32,32 @@ def lacuna_row(binary: str, arguments: list[str], bench: str) -> dict:
     raise Failure(f"{shlex.join(command)}: no row of {bench}")
 
 
+def llama_cpp_build() -> Path:
+    """The folder of our own build of llama.cpp, made where it is missing."""
+    script = f". {shlex.quote(str(ROOT / 'scripts/lib/llama_cpp.sh'))}; llama_cpp_get; printf %s \"$llama_cpp_build\""
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise Failure("llama.cpp could not be built, see above")
+    return Path(done.stdout)
+
+
+def linear_harness(build: Path, name: str) -> str:
+    """Compiles scripts/harness/ggml_linear.cc against a build; returns the program."""
+    output = ROOT / "build/harness" / f"{name}-linear"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    command = [str(ROOT / "scripts/harness/build_ggml_linear.sh"), str(build), str(output)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise Failure(f"{shlex.join(command)}: failed, see above")
+    return done.stdout.strip()
+
+
+def harness_row(program: str, shape: str, runs: int, threads: int) -> dict:
+    command = [program, "--shape", shape, "--form", "repacked", "--threads", str(threads), "--runs", str(runs)]
+    row = json_lines(run(command).stdout, command)[0]
+    return {**row, "options": row["buffer_type"]}
+
+
 def peer_row(program: Program, model: Path, settings: Settings) -> dict:
     rate = program.measure(model, ["decode"], program.best["decode"], settings)[0]["decode"]["tok_s"]
     return {"bench": "decode", "tok_s": rate, "median_ms": 1e3 / rate, "options": " ".join(program.best["decode"])}
@@ -44,7 +72,10 @@ def main() -> int:
     parser.add_argument("--thresholds", help="its thresholds, made by `lacuna calibrate`")
     parser.add_argument("--levels", default="25,40,50", help="levels of decoding in percent")
     parser.add_argument("--llama", type=Path, help="folder of a build of llama.cpp")
-    parser.add_argument("--ik", type=Path, help="folder of a build of ik_llama.cpp")
+    parser.add_argument("--ggml", type=Path, nargs="?", const=Path(), metavar="FOLDER",
+                        help="time the linear layers on ggml too, from this build of llama.cpp (without FOLDER: one is built once)")
+    parser.add_argument("--ik", type=Path, help="folder of a build of ik_llama.cpp: decoding, and the linear layers")
+    parser.add_argument("--runs", type=int, default=3, help="timed runs of the linear layers in a round; their median counts")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gen", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
@@ -52,14 +83,21 @@ def main() -> int:
     a = parser.parse_args()
     threads = ["--threads", str(a.threads)]
     sections: list[tuple[str, str, list[tuple[str, object]]]] = []  # title, baseline, [(name, function)]
+    harnesses: dict[str, str] = {}  # name of the row -> program; the first one is the baseline
+    if a.shape and a.ggml is not None:
+        harnesses["ggml q4_K"] = linear_harness(llama_cpp_build() if a.ggml == Path() else a.ggml, "llama.cpp")
+    if a.shape and a.ik:
+        harnesses["ik q4_K"] = linear_harness(a.ik, "ik_llama.cpp")
     for shape in a.shape:
         def linear(layout: str, level: int, shape: str = shape):
             extra = ["--act-sparsity", str(level)] if level else []
-            return lambda: lacuna_row(a.lacuna, ["--synthetic", shape, "--layout", layout, "--what", "linear", "--runs", "3",
+            return lambda: lacuna_row(a.lacuna, ["--synthetic", shape, "--layout", layout, "--what", "linear", "--runs", str(a.runs),
                                                  *threads, *extra], "linear")
         rows = [("q4_K", linear("q4_K", 0)), ("zz4_k dense", linear("zz4_k", 0))]
         rows += [(f"zz4_k {level}%", linear("zz4_k", level)) for level in LEVELS]
-        sections.append((f"linear layers, {shape}", "q4_K", rows))
+        rows += [(name, lambda program=program, shape=shape: harness_row(program, shape, a.runs, a.threads))
+                 for name, program in harnesses.items()]
+        sections.append((f"linear layers, {shape}", next(iter(harnesses), "q4_K"), rows))
     if a.dense:
         if not a.zigzag or not a.thresholds:
             parser.error("--dense needs --zigzag and --thresholds")
@@ -94,10 +132,13 @@ def main() -> int:
             out.append({"section": title, "name": name, "baseline": baseline, "median_ms": statistics.median(times), "min_ms": min(times),
                         "max_ms": max(times), "ratio": ratio["median"], "ratio_min": ratio["min"], "ratio_max": ratio["max"],
                         "rounds": a.rounds, **{key: last[key] for key in ("layout", "act_sparsity", "bytes", "gb_s", "ceiling_gb_s",
-                                                                          "checked", "options") if key in last}})
+                                                                          "access_ceiling_gb_s", "checked", "options")
+                                            if key in last}})
             row = out[-1]
             print(f"  {name:<14} {row['median_ms']:9.2f} ms  {row['ratio']:5.2f}x ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
-                  + (f"  {row['gb_s']:.1f} GB/s of {row['ceiling_gb_s']:.1f}" if "gb_s" in row else ""))
+                  + (f"  {row['gb_s']:.1f} GB/s" if "gb_s" in row else "")
+                  + (f" of {row['ceiling_gb_s']:.1f}" if "ceiling_gb_s" in row else "")
+                  + (f", {row['access_ceiling_gb_s']:.1f} for such columns" if "access_ceiling_gb_s" in row else ""))
     if a.output:
         write_json(a.output, {"command": portable_command(shlex.join(["scripts/bench_spqt.py", *sys.argv[1:]])), "commit": commit(),
                               "date": datetime.date.today().isoformat(), "device": f"{device()}, {a.threads} threads", "driver": "none",

@@ -14,4 +14,10 @@ int64_t last_level_cache_bytes();
 /// pool. GB/s (10^9 bytes).
 double measure_read_gb_s(ThreadPool& pool);
 
+/// The same for columns of `column_bytes` of which a share, random ones, is read, as a sparse product reads them: each
+/// worker takes a contiguous part of the list of columns, in ascending order, and asks for memory some lines ahead,
+/// across the gaps. GB/s of what is read, the best of several distances. Only whole 8 bytes of a column are read.
+/// Throws Error unless 64 <= column_bytes and 0 < share <= 1.
+double measure_column_read_gb_s(ThreadPool& pool, int64_t column_bytes, double share);
+
 }  // namespace lacuna::eval

@@ -2,41 +2,15 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "core/thread_pool.h"
+#include "eval/group_bench.h"
 #include "io/checkpoint.h"
-#include "kernels/linear.h"
 #include "kernels/ops.h"
 #include "model/decoder.h"
 
 namespace lacuna::eval {
-
-struct BenchRow {
-  std::string bench;   // "linear", "head", "gemm", "decode", "prefill"
-  std::string what;    // "32 layers", "attn_q+attn_k+attn_v", "128 tokens at depth 0"
-  std::string layout;  // layouts of the weights read, most bytes first: "q4_K+q6_K"
-  double median_ms = 0, min_ms = 0, max_ms = 0;
-  int runs = 0;
-  int64_t bytes = 0;  // of weights, read in one timed unit (one token, one batch)
-  double tok_s = 0;
-  bool checked = false;
-  double deviation = 0;          // found by the check: root mean square error over root mean square of the reference
-  int64_t m = 1, n = 0, k = 0;   // rows of a product; n, k 0: several shapes
-  double act_sparsity = 0;       // realised, by weight bytes
-  std::optional<double> tflops;  // dense-equivalent, for M > 1
-
-  double gb_s() const { return median_ms > 0 ? double(bytes) / median_ms / 1e6 : 0; }
-};
-
-struct BenchOptions {
-  int runs = 10;
-  kernels::Prepare prepare = kernels::Prepare::automatic;
-  /// Linear layers alone: share of the inputs, random ones, that do not count. The head is dense.
-  double act_sparsity = 0;
-};
 
 /// Every linear layer of one token in the order of the model (q+k+v, o, gate+up, down), then the head alone. Weights
 /// are cold: a model smaller than four times the last-level cache is copied and the copies are rotated. One group of

@@ -1,0 +1,48 @@
+// eval/bandwidth.h
+#include "eval/bandwidth.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+
+namespace lacuna::eval {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+// Every read goes to memory, so no pattern is much faster than reading on; the factor of two is for other programs on
+// the machine.
+TEST(Bandwidth, RandomColumnsAreNoFasterThanReadingOn) {
+  ThreadPool pool(2);
+  const double sequential = measure_read_gb_s(pool);
+  ASSERT_GT(sequential, 0.1);
+  for (const int64_t column_bytes : {int64_t{1000}, int64_t{100000}}) {
+    for (const double share : {0.5, 1.0}) {
+      const double rate = measure_column_read_gb_s(pool, column_bytes, share);
+      EXPECT_GT(rate, 0.02 * sequential) << column_bytes << " bytes, " << share;
+      EXPECT_LT(rate, 2 * sequential) << column_bytes << " bytes, " << share;
+    }
+  }
+}
+
+TEST(Bandwidth, LongColumnsComeFasterThanShortOnes) {
+  ThreadPool pool(2);
+  EXPECT_GT(measure_column_read_gb_s(pool, 9216, 0.25), 1.2 * measure_column_read_gb_s(pool, 64, 0.25));
+}
+
+TEST(Bandwidth, RefusesWhatItCannotMeasure) {
+  ThreadPool pool(1);
+  const auto expect_refused = [&](int64_t bytes, double share) {
+    EXPECT_THAT(([&] { measure_column_read_gb_s(pool, bytes, share); }),
+                ThrowsMessage<Error>(HasSubstr("expected at least 64 bytes")))
+        << bytes << " " << share;
+  };
+  expect_refused(63, 0.5);
+  expect_refused(64, 0);
+  expect_refused(64, 1.01);
+}
+
+}  // namespace
+}  // namespace lacuna::eval
