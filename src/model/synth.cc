@@ -165,6 +165,34 @@ std::vector<std::byte> encode_pool(const layout::Layout& layout, int64_t K, uint
   return out;
 }
 
+/// Superblocks [first, first + count) of a zigzag matrix, drawn from `runs`. first: a multiple of kSuperblocksPerDraw.
+void draw_superblocks(const layout::Layout& layout, const std::vector<std::byte>& runs, uint64_t seed, int64_t first,
+                      int64_t count, ThreadPool& pool, std::byte* out) {
+  const int64_t bytes = layout.block_bytes;
+  pool.parallel_for(count, kSuperblocksPerDraw, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end;) {
+      Rng rng(seed ^ uint64_t((first + i) / kSuperblocksPerDraw));
+      for (const int64_t last = std::min(end, i + kSuperblocksPerDraw); i < last; ++i)
+        std::memcpy(out + i * bytes, runs.data() + int64_t(rng.below(kPoolRuns)) * bytes, size_t(bytes));
+    }
+  });
+}
+
+/// Rows [first, first + count) of a matrix of K inputs, each put together from `runs`.
+void draw_rows(const layout::Layout& layout, int64_t K, const std::vector<std::byte>& runs, uint64_t seed,
+               int64_t first, int64_t count, ThreadPool& pool, std::byte* out) {
+  const int64_t row_bytes = layout.row_bytes(K), run_bytes = layout.row_bytes(kRunCols);
+  pool.parallel_for(count, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      Rng rng(seed ^ uint64_t(first + i));
+      std::byte* row = out + i * row_bytes;
+      for (int64_t at = 0; at < row_bytes; at += run_bytes)
+        std::memcpy(row + at, runs.data() + int64_t(rng.below(kPoolRuns)) * run_bytes,
+                    size_t(std::min(run_bytes, row_bytes - at)));
+    }
+  });
+}
+
 /// Writes a zigzag matrix of superblocks drawn from `runs`.
 void write_superblocks(const io::TensorPlan& plan, const std::vector<std::byte>& runs, uint64_t seed, ThreadPool& pool,
                        io::GgufWriter& writer, std::optional<Progress>& progress) {
@@ -175,13 +203,7 @@ void write_superblocks(const io::TensorPlan& plan, const std::vector<std::byte>&
   for (int64_t first = 0; first < count; first += chunk_superblocks) {
     const int64_t superblocks = std::min(chunk_superblocks, count - first);
     chunk.resize(size_t(superblocks * bytes));
-    pool.parallel_for(superblocks, kSuperblocksPerDraw, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end;) {
-        Rng rng(seed ^ uint64_t((first + i) / kSuperblocksPerDraw));
-        for (const int64_t last = std::min(end, i + kSuperblocksPerDraw); i < last; ++i)
-          std::memcpy(chunk.data() + i * bytes, runs.data() + int64_t(rng.below(kPoolRuns)) * bytes, size_t(bytes));
-      }
-    });
+    draw_superblocks(*plan.layout, runs, seed, first, superblocks, pool, chunk.data());
     writer.write(chunk);
     if (progress) progress->add(int64_t(chunk.size()));
   }
@@ -241,25 +263,29 @@ int64_t synthesize(const ModelShape& shape, const std::string& path, const Synth
       writer.set_source_sha256(part.plan.name, sha256_hex(std::as_bytes(std::span(source))));
       continue;
     }
-    const int64_t row_bytes = layout.row_bytes(K), run_bytes = layout.row_bytes(kRunCols);
-    const int64_t rows = std::max<int64_t>(1, kChunkBytes / row_bytes);
+    const int64_t row_bytes = layout.row_bytes(K), rows = std::max<int64_t>(1, kChunkBytes / row_bytes);
     for (int64_t row0 = 0; row0 < N; row0 += rows) {
       const int64_t count = std::min(rows, N - row0);
       chunk.resize(size_t(count * row_bytes));
-      pool.parallel_for(count, 16, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          Rng rng(options.seed ^ (uint64_t(t) << 40) ^ uint64_t(row0 + i));
-          std::byte* row = chunk.data() + i * row_bytes;
-          for (int64_t at = 0; at < row_bytes; at += run_bytes)
-            std::memcpy(row + at, runs.data() + int64_t(rng.below(kPoolRuns)) * run_bytes,
-                        size_t(std::min(run_bytes, row_bytes - at)));
-        }
-      });
+      draw_rows(layout, K, runs, options.seed ^ (uint64_t(t) << 40), row0, count, pool, chunk.data());
       writer.write(chunk);
       if (progress) progress->add(count * row_bytes);
     }
   }
   return writer.finish();
+}
+
+HugeBuffer random_matrix(const layout::Layout& layout, layout::Shape shape, layout::Params params, uint64_t seed,
+                         ThreadPool& pool) {
+  layout::check_params(layout, params);
+  HugeBuffer out(size_t(layout.size_bytes(layout, shape)));
+  const layout::Layout& row = layout::row_layout(layout);
+  const std::vector<std::byte> runs = encode_pool(row, shape.K, seed, pool);
+  if (layout.zigzag)
+    draw_superblocks(layout, runs, seed, 0, layout::super_rows(shape.N) * shape.K, pool, out.data());
+  else
+    draw_rows(row, shape.K, runs, seed, 0, shape.N, pool, out.data());
+  return out;
 }
 
 }  // namespace lacuna::model

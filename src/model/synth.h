@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/huge_buffer.h"
 #include "core/thread_pool.h"
 #include "layout/layout.h"
 #include "model/shapes.h"
@@ -26,5 +27,9 @@ struct SynthOptions {
 /// the manifest holds the digest of the tensor's name and the seed. Norm weights are 1. The tokenizer is a stand-in of
 /// the right size: byte tokens and fillers. The same options give the same bytes for any number of threads.
 int64_t synthesize(const ModelShape& shape, const std::string& path, const SynthOptions& options, ThreadPool& pool);
+
+/// The bytes of one matrix, random as those are.
+HugeBuffer random_matrix(const layout::Layout& layout, layout::Shape shape, layout::Params params, uint64_t seed,
+                         ThreadPool& pool);
 
 }  // namespace lacuna::model
