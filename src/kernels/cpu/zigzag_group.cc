@@ -23,7 +23,7 @@ using kernels::Activation;
 using kernels::Output;
 using kernels::WeightView;
 
-constexpr int64_t kSuper = layout::kSuperRows;
+constexpr int64_t kSuper = layout::kSuperRows, kLine = 64;
 /// Tokens that go one by one through the kernel for one token; more are multiplied as panels, whose making costs as
 /// much as about this many tokens.
 constexpr int64_t kFew = 12;
@@ -128,27 +128,45 @@ class ZigzagGroup final : public kernels::LinearGroup {
 
   /// Copies the superblocks into tiles of plan_.tile_rows outputs, in which columns of all parts are contiguous.
   void lay_together() {
-    prepared_ = HugeBuffer(size_t(K_ * column_bytes_));
-    const int64_t tile = plan_.tile_rows == 0 ? rows_ : std::min(rows_, plan_.tile_rows / kSuper);
+    struct Tile {
+      std::vector<Piece> pieces;
+      int64_t stride = 0;  // of its columns
+    };
+    std::vector<Tile> tiles;
+    const int64_t height = plan_.tile_rows == 0 ? rows_ : std::min(rows_, plan_.tile_rows / kSuper);
+    int64_t bytes = 0;
+    for (int64_t begin = 0; begin < rows_; begin += height) {
+      Tile& tile = tiles.emplace_back();
+      tile.pieces = pieces_of(begin, std::min(rows_, begin + height));
+      int64_t column = 0;
+      for (const Piece& piece : tile.pieces) column += piece.rows * piece.part->kernel->bytes;
+      tile.stride = column_stride(column);
+      bytes += K_ * tile.stride;
+    }
+    prepared_ = HugeBuffer(size_t(bytes));
     std::byte* base = prepared_.data();
-    for (int64_t begin = 0; begin < rows_; begin += tile) {
-      const int64_t end = std::min(rows_, begin + tile);
-      const auto pieces = pieces_of(begin, end);
-      int64_t column = 0;  // bytes of this tile
-      for (const Piece& piece : pieces) column += piece.rows * piece.part->kernel->bytes;
+    for (const Tile& tile : tiles) {
       int64_t offset = 0;
       const size_t first_run = runs_.size();
-      for (const Piece& piece : pieces) {
-        copy_piece(piece, base + offset, column);
+      for (const Piece& piece : tile.pieces) {
+        copy_piece(piece, base + offset, tile.stride);
         if (runs_.size() > first_run && runs_.back().kernel == piece.part->kernel)
           runs_.back().columns.rows += piece.rows;  // the next superblocks of the same columns
         else
-          runs_.push_back({piece.part->kernel, {base + offset, column, piece.rows}, piece.part->row0 + piece.first});
+          runs_.push_back(
+              {piece.part->kernel, {base + offset, tile.stride, piece.rows}, piece.part->row0 + piece.first});
         offset += piece.rows * piece.part->kernel->bytes;
       }
-      base += K_ * column;
+      base += K_ * tile.stride;
     }
     for (const Part& part : parts_) MappedFile::release(part.view.bytes);
+  }
+
+  /// Columns begin at a cache line, and an odd number of lines apart: many columns are read side by side, and an even
+  /// distance would put them into few sets of the cache.
+  static int64_t column_stride(int64_t column) {
+    const int64_t lines = ceil_div(column, kLine);
+    return (lines + (lines + 1) % 2) * kLine;
   }
 
   /// Superblock rows [first, first + rows) of a part.

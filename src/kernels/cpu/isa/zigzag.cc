@@ -7,34 +7,70 @@ namespace {
 
 constexpr int kQuads = int(kZigzagMostColumns / 4);  // groups of four columns in a chunk
 constexpr float kLowUnit = 256;                      // steps in one unit of the high byte
+/// Whether codes may come as they lie in their bytes: only where a dot product of four bytes does not saturate.
+#if defined(__AVX512VNNI__)
+constexpr bool kRaw = true;
+#else
+constexpr bool kRaw = false;
+#endif
 
 /// The chunk's factors of one superblock row, rounded: dwords of four columns' bytes.
 template <class L>
 struct Rounded {
-  alignas(64) int32_t bytes[kQuads][2 * L::kBlocks];  // high bytes, then low bytes
+  alignas(64) int32_t bytes[kQuads][2 * L::kBlocks];  // by place()
   alignas(64) float step[16];                         // of the first L::kBlocks
 };
 
-/// In each 128-bit lane the dword of that lane's block of outputs, L::out(group, 0..3); dwords: [2 * kBlocks], plane 0
-/// the first half.
-template <class L, int kGroup, int kPlane>
-LACUNA_INLINE I32x16 factors_of(const int32_t* dwords) {
-  constexpr int kWidth = 256 / L::kBlocks;
-  constexpr int b[4] = {L::out(kGroup, 0) / kWidth, L::out(kGroup, 1) / kWidth, L::out(kGroup, 2) / kWidth,
-                        L::out(kGroup, 3) / kWidth};
+/// Where the dword of a block's high (plane 0) or low bytes (plane 1) lies: as two packings of 32-bit steps leave them.
+constexpr int place(int block, int plane) { return 16 * (block / 8) + 4 * (block % 4) + 2 * plane + block / 4 % 2; }
+
+/// In each 128-bit lane dwords[at[lane]].
+template <int a0, int a1, int a2, int a3>
+LACUNA_INLINE I32x16 spread_lanes(const int32_t* dwords) {
   I32x16 out;
 #if defined(__AVX512BW__)
-  constexpr int kFirst = L::kBlocks == 8 ? 8 * kPlane : 0;
-  constexpr int l0 = b[0] + kFirst, l1 = b[1] + kFirst, l2 = b[2] + kFirst, l3 = b[3] + kFirst;
-  const __m512i lanes = _mm512_setr_epi32(l0, l0, l0, l0, l1, l1, l1, l1, l2, l2, l2, l2, l3, l3, l3, l3);
-  const __m512i all = _mm512_load_si512(dwords + (L::kBlocks == 16 ? 16 * kPlane : 0));
-  out.reg[0] = (RegI)_mm512_maskz_permutexvar_epi32(__mmask16(0xffff), lanes, all);
+  const __m512i lanes = _mm512_setr_epi32(a0, a0, a0, a0, a1, a1, a1, a1, a2, a2, a2, a2, a3, a3, a3, a3);
+  constexpr int kFirst = (a0 < a1 ? a0 : a1) < (a2 < a3 ? a2 : a3) ? (a0 < a1 ? a0 : a1) : (a2 < a3 ? a2 : a3);
+  constexpr int kLast = (a0 > a1 ? a0 : a1) > (a2 > a3 ? a2 : a3) ? (a0 > a1 ? a0 : a1) : (a2 > a3 ? a2 : a3);
+  if constexpr (kFirst / 16 == kLast / 16) {  // permutexvar looks at the low four bits of an index
+    const __m512i all = _mm512_load_si512(dwords + 16 * (kFirst / 16));
+    out.reg[0] = (RegI)_mm512_maskz_permutexvar_epi32(__mmask16(0xffff), lanes, all);
+  } else {
+    out.reg[0] = (RegI)_mm512_permutex2var_epi32(_mm512_load_si512(dwords), lanes, _mm512_load_si512(dwords + 16));
+  }
 #else
+  constexpr int at[4] = {a0, a1, a2, a3};
   int32_t spread[16];
   for (int l = 0; l < 4; ++l)
-    for (int i = 0; i < 4; ++i) spread[4 * l + i] = dwords[b[l] + kPlane * L::kBlocks];
+    for (int i = 0; i < 4; ++i) spread[4 * l + i] = dwords[at[l]];
   __builtin_memcpy(&out, spread, 64);
 #endif
+  return out;
+}
+
+/// The block of outputs in a lane of a group.
+template <class L>
+constexpr int block_of(int group, int lane) {
+  return L::out(group, lane) / (256 / L::kBlocks);
+}
+
+/// In each lane the dword of that lane's block of outputs.
+template <class L, int kGroup, int kPlane>
+LACUNA_INLINE I32x16 factors_of(const int32_t* dwords) {
+  return spread_lanes<place(block_of<L>(kGroup, 0), kPlane), place(block_of<L>(kGroup, 1), kPlane),
+                      place(block_of<L>(kGroup, 2), kPlane), place(block_of<L>(kGroup, 3), kPlane)>(dwords);
+}
+
+/// In each lane the step of that lane's block of outputs.
+template <class L, int kGroup>
+LACUNA_INLINE F32x16 steps_of(const float* step) {
+  alignas(64) int32_t bits[16];
+  __builtin_memcpy(bits, step, 64);
+  const I32x16 lanes =
+      spread_lanes<block_of<L>(kGroup, 0), block_of<L>(kGroup, 1), block_of<L>(kGroup, 2), block_of<L>(kGroup, 3)>(
+          bits);
+  F32x16 out;
+  __builtin_memcpy(&out, &lanes, 64);
   return out;
 }
 
@@ -42,6 +78,7 @@ LACUNA_INLINE I32x16 factors_of(const int32_t* dwords) {
 template <class L>
 LACUNA_INLINE void round_factors(const float* factor, int quads, Rounded<L>& out) {
   constexpr int kVectors = L::kBlocks / 4;  // of 4 blocks x 4 columns
+  F32x16 inverse[kVectors];
   for (int v = 0; v < kVectors; ++v) {
     // Magnitudes compare as integers; a NaN is the largest.
     RegU top[kRegs] = {};
@@ -73,7 +110,7 @@ LACUNA_INLINE void round_factors(const float* factor, int quads, Rounded<L>& out
     _mm_storeu_ps(
         out.step + 4 * v,
         _mm512_maskz_extractf32x4_ps(__mmask8(0xf), _mm512_maskz_permutexvar_ps(__mmask16(0xffff), firsts, step), 0));
-    const F32x16 inverse = {{(RegF)_mm512_maskz_div_ps(counts, steps_ps, magnitude)}};
+    inverse[v] = {{(RegF)_mm512_maskz_div_ps(counts, steps_ps, magnitude)}};
 #else
     uint32_t lanes[16];
     __builtin_memcpy(lanes, top, 64);
@@ -83,39 +120,47 @@ LACUNA_INLINE void round_factors(const float* factor, int quads, Rounded<L>& out
       for (int c = 0; c < 4; ++c) largest = lanes[4 * b + c] > largest ? lanes[4 * b + c] : largest;
       float magnitude;
       __builtin_memcpy(&magnitude, &largest, 4);
-      float inverse = 0, step = 0;
+      float by = 0, step = 0;
       if (largest >= 0x7f800000u) {
         step = __builtin_nanf("");          // a NaN or an infinity shows in every output of the block
       } else if (magnitude >= 0x1p-110f) {  // smaller ones are below any weight's effect
-        inverse = kZigzagSteps / magnitude;
+        by = kZigzagSteps / magnitude;
         step = magnitude / kZigzagSteps;
       }
       out.step[4 * v + b] = step;
-      for (int c = 0; c < 4; ++c) scale[4 * b + c] = inverse;
+      for (int c = 0; c < 4; ++c) scale[4 * b + c] = by;
     }
-    const F32x16 inverse = load_f32(scale);
+    inverse[v] = load_f32(scale);
 #endif
-    for (int q = 0; q < quads; ++q) {
-      const F32x16 value = load_f32(factor + q * 4 * L::kBlocks + 16 * v) * inverse;
+  }
+  for (int q = 0; q < quads; ++q) {
+    const float* from = factor + q * 4 * L::kBlocks;
+    for (int v = 0; v < kVectors; v += 2) {
+      const F32x16 first = load_f32(from + 16 * v) * inverse[v], second = load_f32(from + 16 * v + 16) * inverse[v + 1];
 #if defined(__AVX512BW__)
-      const __m512i steps = _mm512_maskz_cvtps_epi32(__mmask16(0xffff), (__m512)value.reg[0]);
-      const auto high = (__m512i)(((RegI)steps + 128) >> 8);
-      _mm_store_si128(reinterpret_cast<__m128i*>(&out.bytes[q][L::kBlocks + 4 * v]),
-                      _mm512_maskz_cvtepi32_epi8(__mmask16(0xffff), steps));
-      _mm_store_si128(reinterpret_cast<__m128i*>(&out.bytes[q][4 * v]),
-                      _mm512_maskz_cvtepi32_epi8(__mmask16(0xffff), high));
+      const __m512i steps =
+          _mm512_maskz_packs_epi32(~__mmask32{0}, _mm512_maskz_cvtps_epi32(__mmask16(0xffff), (__m512)first.reg[0]),
+                                   _mm512_maskz_cvtps_epi32(__mmask16(0xffff), (__m512)second.reg[0]));
+      const auto shift = [](__m512i v16) { return _mm512_maskz_srai_epi16(~__mmask32{0}, v16, 8); };
+      const __m512i high = shift(_mm512_maskz_add_epi16(~__mmask32{0}, steps, _mm512_set1_epi16(128)));
+      const __m512i low = shift(_mm512_maskz_slli_epi16(~__mmask32{0}, steps, 8));
+      _mm512_store_si512(out.bytes[q] + 8 * v, _mm512_maskz_packs_epi16(~__mmask64{0}, high, low));
 #else
-      const F32x16 rounded = value + splat(0x1.8p23f);  // leaves the rounded integer in the low bits
-      int32_t steps[16];
-      __builtin_memcpy(steps, &rounded, 64);
-      int8_t low[16], high[16];
-      for (int i = 0; i < 16; ++i) {
-        const int32_t step = steps[i] - 0x4b400000;
-        low[i] = int8_t(uint8_t(step & 255));
-        high[i] = int8_t((step + 128) >> 8);
+      for (int part = 0; part < 2; ++part) {
+        const F32x16 rounded = (part == 0 ? first : second) + splat(0x1.8p23f);  // the integer is in the low bits
+        int32_t steps[16];
+        __builtin_memcpy(steps, &rounded, 64);
+        int8_t low[16], high[16];
+        for (int i = 0; i < 16; ++i) {
+          const int32_t step = steps[i] - 0x4b400000;
+          low[i] = int8_t(uint8_t(step & 255));
+          high[i] = int8_t((step + 128) >> 8);
+        }
+        for (int b = 0; b < 4; ++b) {
+          __builtin_memcpy(&out.bytes[q][place(4 * (v + part) + b, 0)], high + 4 * b, 4);
+          __builtin_memcpy(&out.bytes[q][place(4 * (v + part) + b, 1)], low + 4 * b, 4);
+        }
       }
-      __builtin_memcpy(&out.bytes[q][L::kBlocks + 4 * v], low, 16);
-      __builtin_memcpy(&out.bytes[q][4 * v], high, 16);
 #endif
     }
   }
@@ -142,7 +187,7 @@ LACUNA_INLINE void multiply(const uint8_t* const* p, int quads, const Rounded<L>
     for (int j = 0; j < 4; ++j) high[g][j] = low[g][j] = splat(int32_t{0});
   for (int q = 0; q < quads; ++q) {
     U32x16 codes[2][4];
-    L::template codes<kPass>(p + 4 * q, codes);
+    L::template codes<kPass, kRaw>(p + 4 * q, codes);
     ahead.quad(q, 1 + kPass);
     if constexpr (L::kBytes > 192) ahead.quad(q, 3 + kPass);
     const I32x16 high0 = factors_of<L, 2 * kPass, 0>(a.bytes[q]), high1 = factors_of<L, 2 * kPass + 1, 0>(a.bytes[q]);
@@ -157,12 +202,8 @@ LACUNA_INLINE void multiply(const uint8_t* const* p, int quads, const Rounded<L>
       }
     }
   }
-  alignas(64) int32_t bits[16];
-  __builtin_memcpy(bits, a.step, 64);
-  const I32x16 steps0 = factors_of<L, 2 * kPass, 0>(bits), steps1 = factors_of<L, 2 * kPass + 1, 0>(bits);
-  F32x16 step[2];
-  __builtin_memcpy(&step[0], &steps0, 64);
-  __builtin_memcpy(&step[1], &steps1, 64);
+  F32x16 step[2] = {steps_of<L, 2 * kPass>(a.step), steps_of<L, 2 * kPass + 1>(a.step)};
+  if constexpr (kRaw && L::kRawScale != 1) step[1] = step[1] * splat(1.0f / L::kRawScale);
   for (int g = 0; g < 2; ++g) {
     for (int j = 0; j < 4; ++j) {
       float* at = y + 16 * (4 * (2 * kPass + g) + j);
@@ -271,7 +312,7 @@ void to_panels(const ZigzagRun& run, int64_t r, int64_t K, std::byte* panels) {
     }
     const auto groups = [&]<int kPass>() {
       U32x16 codes[8][2][4];
-      for (int q = 0; q < 8; ++q) L::template codes<kPass>(p + 4 * q, codes[q]);
+      for (int q = 0; q < 8; ++q) L::template codes<kPass, false>(p + 4 * q, codes[q]);
       for (int g = 0; g < 2; ++g) {
         for (int l = 0; l < 4; ++l) {
           const int output = L::out(2 * kPass + g, l), b = output / kWidth;

@@ -105,20 +105,22 @@ LACUNA_INLINE U32x16 shift_halves(const U32x16& v, int a, int b) {
   return out;
 }
 
-/// Two of the four groups at a time: pass 0 gives groups 0 and 1, pass 1 groups 2 and 3.
+/// Two of the four groups at a time: pass 0 gives groups 0 and 1, pass 1 groups 2 and 3. Raw codes of the second group
+/// are kRawScale times the codes, which saves a shift.
 struct Zz4K {
   static constexpr layout::Id kId = layout::Id::zz4_k;
   static constexpr int kBytes = 144, kBlocks = 8, kMaxCode = 15;
+  static constexpr int kRawScale = 16;
   static constexpr int out(int group, int l) {
     return 128 * (group / 2) + 64 * (l / 2) + 32 * (group % 2) + 16 * (l % 2);
   }
-  template <int kPass>
+  template <int kPass, bool kRaw>
   LACUNA_INLINE void codes(const uint8_t* const p[4], U32x16 u[2][4]) {
     U32x16 raw[4];
     load_columns(p, 16 + 64 * kPass, raw);
     for (int j = 0; j < 4; ++j) {
       u[0][j] = raw[j] & 0x0f0f0f0fu;
-      u[1][j] = (raw[j] >> 4) & 0x0f0f0f0fu;
+      u[1][j] = kRaw ? raw[j] & 0xf0f0f0f0u : (raw[j] >> 4) & 0x0f0f0f0fu;
     }
   }
   LACUNA_INLINE void header(const uint8_t* p, float* s, float* m) {
@@ -136,8 +138,9 @@ struct Zz4K {
 struct Zz5K {
   static constexpr layout::Id kId = layout::Id::zz5_k;
   static constexpr int kBytes = 176, kBlocks = 8, kMaxCode = 31;
+  static constexpr int kRawScale = 1;
   static constexpr int out(int group, int l) { return Zz4K::out(group, l); }
-  template <int kPass>
+  template <int kPass, bool>
   LACUNA_INLINE void codes(const uint8_t* const p[4], U32x16 u[2][4]) {
     U32x16 raw[4], high[4];
     load_columns(p, 48 + 64 * kPass, raw);
@@ -154,8 +157,9 @@ struct Zz5K {
 struct Zz6K {
   static constexpr layout::Id kId = layout::Id::zz6_k;
   static constexpr int kBytes = 210, kBlocks = 16, kMaxCode = 63;
+  static constexpr int kRawScale = 1;
   static constexpr int out(int group, int l) { return 64 * group + 16 * l; }
-  template <int kPass>
+  template <int kPass, bool>
   LACUNA_INLINE void codes(const uint8_t* const p[4], U32x16 u[2][4]) {
     U32x16 raw[4], high[4];
     load_columns(p, 64 * kPass, raw);
@@ -181,8 +185,9 @@ struct Zz6K {
 struct Zz2K {
   static constexpr layout::Id kId = layout::Id::zz2_k;
   static constexpr int kBytes = 84, kBlocks = 16, kMaxCode = 3;
+  static constexpr int kRawScale = 1;
   static constexpr int out(int group, int l) { return 128 * (l / 2) + 32 * group + 16 * (l % 2); }
-  template <int kPass>
+  template <int kPass, bool>
   LACUNA_INLINE void codes(const uint8_t* const p[4], U32x16 u[2][4]) {
     U32x16 raw[4];
     load_columns(p, 16, raw);
@@ -205,8 +210,9 @@ struct Zz2K {
 struct Zz3K {
   static constexpr layout::Id kId = layout::Id::zz3_k;
   static constexpr int kBytes = 110, kBlocks = 16, kMaxCode = 7;
+  static constexpr int kRawScale = 1;
   static constexpr int out(int group, int l) { return Zz2K::out(group, l); }
-  template <int kPass>
+  template <int kPass, bool>
   LACUNA_INLINE void codes(const uint8_t* const p[4], U32x16 u[2][4]) {
     U32x16 raw[4], high[4];
     load_columns(p, 32, raw);
@@ -234,8 +240,9 @@ struct Zz3K {
 struct Zz8 {
   static constexpr layout::Id kId = layout::Id::zz8;
   static constexpr int kBytes = 272, kBlocks = 8, kMaxCode = 255;
+  static constexpr int kRawScale = 1;
   static constexpr int out(int group, int l) { return 64 * group + 16 * l; }
-  template <int kPass>
+  template <int kPass, bool>
   LACUNA_INLINE void codes(const uint8_t* const p[4], U32x16 u[2][4]) {
     for (int g = 0; g < 2; ++g) {
       const int at = 2 + 34 * (4 * kPass + 2 * g);
