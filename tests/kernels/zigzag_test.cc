@@ -204,7 +204,7 @@ TEST_P(ZigzagKernels, SeveralTokens) {
   const int64_t N = 300;
   for (const Isa isa : isas()) {
     for (const int64_t K : {70, 96}) {
-      for (const int64_t M : {2, 12, 13, 37, 530}) {
+      for (const int64_t M : {2, 12, 17, 32, 33, 530}) {
         if (M == 530 && isa == Isa::generic) continue;  // a second chunk of tokens; slow there
         const Weight w = random_weight(GetParam(), N, K, 0, uint64_t(K), true);
         const std::vector<float> x = random_inputs(M * K, uint64_t(M));
@@ -218,7 +218,7 @@ TEST_P(ZigzagKernels, SeveralTokens) {
                      {&out, 1});
           for (int64_t m = 0; m < M; ++m) {
             const float* row = x.data() + m * K;
-            if (M <= 12) {  // one by one
+            if (M <= cpu::kZigzagFewTokens) {
               expect_close(w, row, active, y.data() + m * N, "few tokens");
               continue;
             }
@@ -262,6 +262,13 @@ TEST_P(ZigzagKernels, NonFiniteInputsShow) {
       const Output out{y.data(), N};
       group->run({x.data(), 1, K}, {&out, 1});
       for (const float value : y) ASSERT_FALSE(std::isfinite(value)) << cpu::isa_name(isa);
+      // One of three tokens.
+      std::vector<float> xs = random_inputs(3 * K, 11), ys(size_t(3 * N), 0.0f);
+      xs[size_t(K + 17)] = bad;
+      const Output outs{ys.data(), N};
+      group->run({xs.data(), 3, K}, {&outs, 1});
+      for (int64_t i = 0; i < 3 * N; ++i)
+        ASSERT_EQ(std::isfinite(ys[size_t(i)]), i / N != 1) << cpu::isa_name(isa) << " " << i;
     }
   }
 }
@@ -326,6 +333,14 @@ TEST_P(ZigzagKernels, EveryPlan) {
               SCOPED_TRACE(describe(plan));
               const WeightView views[] = {a.view, b.view, c.view};
               auto group = cpu::make_zigzag_group(isa, views, pool(), prepare, plan);
+              std::vector<float> few_a(2 * N), few_b(2 * 300), few_c(2 * 520), twice = random_inputs(2 * K, 9);
+              const Output few[] = {{few_a.data(), N}, {few_b.data(), 300}, {few_c.data(), 520}};
+              group->run({twice.data(), 2, K, active.data(), int64_t(active.size())}, few);
+              for (int64_t m = 0; m < 2; ++m) {
+                expect_close(a, twice.data() + m * K, active, few_a.data() + m * N, "a of two tokens");
+                expect_close(b, twice.data() + m * K, active, few_b.data() + m * 300, "b of two tokens");
+                expect_close(c, twice.data() + m * K, active, few_c.data() + m * 520, "c of two tokens");
+              }
               std::vector<float> ya(N), yb(300), yc(520);
               const Output out[] = {{ya.data(), N}, {yb.data(), 300}, {yc.data(), 520}};
               group->run({x.data(), 1, K, active.data(), int64_t(active.size())}, out);
@@ -334,7 +349,7 @@ TEST_P(ZigzagKernels, EveryPlan) {
               expect_close(c, x.data(), active, yc.data(), "c");
               // Several tokens read the same prepared form.
               if (chunk != 32 || !prefetch) continue;
-              const int64_t M = 14;
+              const int64_t M = cpu::kZigzagFewTokens + 1;
               std::vector<float> xs, many(size_t(M * N)), rest_b(size_t(M * 300)), rest_c(size_t(M * 520));
               for (int64_t m = 0; m < M; ++m) xs.insert(xs.end(), x.begin(), x.end());
               const Output outs[] = {{many.data(), N}, {rest_b.data(), 300}, {rest_c.data(), 520}};

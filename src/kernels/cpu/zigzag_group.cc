@@ -24,9 +24,9 @@ using kernels::Output;
 using kernels::WeightView;
 
 constexpr int64_t kSuper = layout::kSuperRows, kLine = 64;
-/// Tokens that go one by one through the kernel for one token; more are multiplied as panels, whose making costs as
-/// much as about this many tokens.
-constexpr int64_t kFew = 12;
+constexpr int64_t kFew = kZigzagFewTokens;
+/// Tokens that it takes at a time: their sums should fit the cache.
+constexpr int64_t kFewChunk = 16;
 /// Tokens quantized at once on the way through panels.
 constexpr int64_t kManyChunk = 512;
 
@@ -72,7 +72,7 @@ class ZigzagGroup final : public kernels::LinearGroup {
   void run(const Activation& x, std::span<const Output> y) override {
     if (y.size() != parts_.size()) throw Error("linear group of {} weights got {} outputs", parts_.size(), y.size());
     if (x.M <= kFew) {
-      for (int64_t m = 0; m < x.M; ++m) run_one(x, m, y);
+      for (int64_t m = 0; m < x.M; m += kFewChunk) run_few(x, m, std::min(kFewChunk, x.M - m), y);
     } else {
       for (int64_t m = 0; m < x.M; m += kManyChunk) run_many(x, m, std::min(kManyChunk, x.M - m), y);
     }
@@ -80,7 +80,7 @@ class ZigzagGroup final : public kernels::LinearGroup {
 
   void reserve(int64_t M) override {
     const int64_t many = M > kFew ? int64_t(inputs_.bytes(std::min(M, kManyChunk))) : 0;
-    scratch<Scratch::inputs>(size_t(std::max(one_layout().total, many)));
+    scratch<Scratch::inputs>(size_t(std::max(few_layout(std::clamp<int64_t>(M, 1, kFewChunk)).total, many)));
   }
 
   int64_t weight_bytes() const override { return K_ * column_bytes_; }
@@ -106,9 +106,12 @@ class ZigzagGroup final : public kernels::LinearGroup {
     throw Error("no kernel for several tokens of zigzag weights on cpu/{}", isa_name(isa));
   }
 
-  /// Floats of the scratch memory of one token.
-  struct OneLayout {
-    int64_t inputs = 0, pieces = 0, y = 0, y_step = 0, mins = 0, mins_step = 0, total = 0;  // total in bytes
+  /// Floats of the scratch memory of a few tokens.
+  struct FewLayout {
+    int64_t tokens = 0, inputs_step = 0;  // at the beginning: the inputs, [tokens]
+    int64_t pieces = 0;                   // sets of sums, each of all tokens
+    int64_t y = 0, y_step = 0, y_piece = 0, mins = 0, mins_step = 0, mins_piece = 0;
+    int64_t total = 0;  // in bytes
   };
 
   void add_part(const WeightView& view) {
@@ -214,102 +217,134 @@ class ZigzagGroup final : public kernels::LinearGroup {
     }
   }
 
-  /// Sets of sums.
-  int pieces() const { return plan_.split == kernels::Plan::Split::rows ? 1 : pool_.size(); }
+  /// Sharing the outputs needs one set of sums; several tokens have it so wherever the workers' shares are even.
+  bool shares_rows(int64_t tokens) const {
+    if (plan_.split == kernels::Plan::Split::rows) return true;
+    return tokens > 1 && 4 * rows_ >= 3 * round_up(rows_, pool_.size());
+  }
 
-  OneLayout one_layout() const {
-    OneLayout at;
-    at.pieces = pieces();
-    at.y = round_up(K_, 16);
+  FewLayout few_layout(int64_t tokens) const {
+    FewLayout at;
+    at.tokens = tokens;
+    at.inputs_step = round_up(K_, 16);
+    at.pieces = shares_rows(tokens) ? 1 : pool_.size();
+    at.y = tokens * at.inputs_step;
     at.y_step = rows_ * kSuper;
-    at.mins = at.y + at.pieces * at.y_step;
+    at.y_piece = tokens * at.y_step;
+    at.mins = at.y + at.pieces * at.y_piece;
     at.mins_step = rows_ * kZigzagMins;
-    at.total = (at.mins + at.pieces * at.mins_step) * int64_t(sizeof(float));
+    at.mins_piece = tokens * at.mins_step;
+    at.total = (at.mins + at.pieces * at.mins_piece) * int64_t(sizeof(float));
     return at;
   }
 
-  void run_one(const Activation& x, int64_t m, std::span<const Output> y) {
-    const OneLayout at = one_layout();
-    auto* memory = reinterpret_cast<float*>(scratch<Scratch::inputs>(size_t(at.total)));
-    const float* row = x.x + m * x.stride;
-    const int32_t* columns = all_.data();
-    const float* inputs = row;
-    int64_t count = K_;
+  void run_few(const Activation& x, int64_t m0, int64_t tokens, std::span<const Output> y) {
+    const FewLayout at = few_layout(tokens);
+    Few few{at, reinterpret_cast<float*>(scratch<Scratch::inputs>(size_t(at.total))), all_.data(), K_, m0, y};
     if (!x.all()) {
-      columns = x.active;
-      count = x.active_count;
-      for (int64_t i = 0; i < count; ++i) memory[i] = row[columns[i]];
-      inputs = memory;
+      few.columns = x.active;
+      few.count = x.active_count;
     }
-    if (plan_.split == kernels::Plan::Split::rows)
-      share_rows(columns, inputs, count, memory, at, m, y);
+    if (x.all() && tokens == 1) {
+      few.x = x.x + m0 * x.stride;
+    } else {
+      few.x = few.memory;
+      for (int64_t t = 0; t < tokens; ++t) {
+        const float* row = x.x + (m0 + t) * x.stride;
+        float* to = few.memory + t * at.inputs_step;
+        if (x.all())
+          std::memcpy(to, row, size_t(K_) * sizeof(float));
+        else
+          for (int64_t i = 0; i < few.count; ++i) to[i] = row[few.columns[i]];
+      }
+    }
+    if (shares_rows(tokens))
+      share_rows(few);
     else
-      share_columns(columns, inputs, count, memory, at, m, y);
+      share_columns(few);
   }
 
-  /// Adds columns [0, count) of the group's superblock rows [begin, end) to sums and mins, which are of all rows.
-  void accumulate(const int32_t* columns, const float* x, int64_t count, int64_t begin, int64_t end, float* sums,
-                  float* mins) const {
-    std::memset(sums + begin * kSuper, 0, size_t((end - begin) * kSuper) * sizeof(float));
-    std::memset(mins + begin * kZigzagMins, 0, size_t((end - begin) * kZigzagMins) * sizeof(float));
+  /// One call of the kernel for few tokens.
+  struct Few {
+    FewLayout at;
+    float* memory;
+    const int32_t* columns;
+    int64_t count;  // of columns
+    int64_t m0;     // the first token
+    std::span<const Output> y;
+    const float* x = nullptr;  // [tokens, count]
+  };
+
+  /// Adds columns [from, to) of the group's superblock rows [begin, end) to a piece's sums.
+  void accumulate(const Few& few, int64_t from, int64_t to, int64_t begin, int64_t end, int64_t piece) const {
+    const FewLayout& at = few.at;
+    float* sums = few.memory + at.y + piece * at.y_piece;
+    float* mins = few.memory + at.mins + piece * at.mins_piece;
+    for (int64_t t = 0; t < at.tokens; ++t) {
+      std::memset(sums + t * at.y_step + begin * kSuper, 0, size_t((end - begin) * kSuper) * sizeof(float));
+      std::memset(mins + t * at.mins_step + begin * kZigzagMins, 0,
+                  size_t((end - begin) * kZigzagMins) * sizeof(float));
+    }
     for (const Run& run : runs_) {
-      const int64_t from = std::max(begin, run.row0), to = std::min(end, run.row0 + run.columns.rows);
-      if (from >= to) continue;
+      const int64_t first = std::max(begin, run.row0), last = std::min(end, run.row0 + run.columns.rows);
+      if (first >= last) continue;
       ZigzagArgs a;
-      a.run = {run.columns.base + (from - run.row0) * run.kernel->bytes, run.columns.stride, to - from};
-      a.columns = columns;
-      a.x = x;
-      a.count = count;
+      a.run = {run.columns.base + (first - run.row0) * run.kernel->bytes, run.columns.stride, last - first};
+      a.columns = few.columns + from;
+      a.x = few.x + from;
+      a.count = to - from;
+      a.tokens = at.tokens;
+      a.x_step = at.inputs_step;
       a.chunk = plan_.chunk;
       a.prefetch = plan_.prefetch;
-      a.y = sums + from * kSuper;
-      a.mins = mins + from * kZigzagMins;
+      a.y = sums + first * kSuper;
+      a.y_step = at.y_step;
+      a.mins = mins + first * kZigzagMins;
+      a.mins_step = at.mins_step;
       run.kernel->accumulate(a);
     }
   }
 
   /// Each worker takes every active column of its own superblock rows.
-  void share_rows(const int32_t* columns, const float* x, int64_t count, float* memory, const OneLayout& at, int64_t m,
-                  std::span<const Output> y) {
+  void share_rows(const Few& few) {
     const int64_t shares = std::min<int64_t>(pool_.size(), rows_);
     pool_.parallel_for(shares, 1, [&](int64_t first, int64_t last) {
       const int64_t begin = rows_ * first / shares, end = rows_ * last / shares;
-      accumulate(columns, x, count, begin, end, memory + at.y, memory + at.mins);
-      finish(memory, at, begin, end, m, y);
+      accumulate(few, 0, few.count, begin, end, 0);
+      finish(few, begin, end);
     });
   }
 
   /// Each worker takes a share of the active columns and has sums of its own.
-  void share_columns(const int32_t* columns, const float* x, int64_t count, float* memory, const OneLayout& at,
-                     int64_t m, std::span<const Output> y) {
-    const int64_t unit = 4, quads = ceil_div(count, unit);  // shares are whole groups of four columns
-    pool_.parallel_for(at.pieces, 1, [&](int64_t first, int64_t last) {
-      for (int64_t piece = first; piece < last; ++piece) {
-        const int64_t from = std::min(count, quads * piece / at.pieces * unit);
-        const int64_t to = std::min(count, quads * (piece + 1) / at.pieces * unit);
-        accumulate(columns + from, x + from, to - from, 0, rows_, memory + at.y + piece * at.y_step,
-                   memory + at.mins + piece * at.mins_step);
-      }
+  void share_columns(const Few& few) {
+    const int64_t pieces = few.at.pieces, unit = 4, quads = ceil_div(few.count, unit);  // whole groups of four columns
+    pool_.parallel_for(pieces, 1, [&](int64_t first, int64_t last) {
+      for (int64_t piece = first; piece < last; ++piece)
+        accumulate(few, std::min(few.count, quads * piece / pieces * unit),
+                   std::min(few.count, quads * (piece + 1) / pieces * unit), 0, rows_, piece);
     });
-    if (rows_ * at.pieces < 64)
-      finish(memory, at, 0, rows_, m, y);
+    if (rows_ * pieces * few.at.tokens < 64)
+      finish(few, 0, rows_);
     else
-      pool_.parallel_for(rows_, 8, [&](int64_t begin, int64_t end) { finish(memory, at, begin, end, m, y); });
+      pool_.parallel_for(rows_, 8, [&](int64_t begin, int64_t end) { finish(few, begin, end); });
   }
 
-  /// Adds the pieces' sums of superblock rows [begin, end) and writes the outputs of token m.
-  void finish(const float* memory, const OneLayout& at, int64_t begin, int64_t end, int64_t m,
-              std::span<const Output> y) const {
+  /// Adds the pieces' sums of superblock rows [begin, end) and writes the outputs.
+  void finish(const Few& few, int64_t begin, int64_t end) const {
+    const FewLayout& at = few.at;
     for (int64_t r = begin; r < end; ++r) {
       const Part& part = part_of(r);
       const int64_t first = (r - part.row0) * kSuper, rows = std::min(kSuper, part.view.shape.N - first);
-      const Output& out = y[size_t(&part - parts_.data())];
-      float* to = out.y + m * out.stride + first;
-      float whole[kSuper];
-      part.kernel->finish(memory + at.y + r * kSuper, at.y_step, memory + at.mins + r * kZigzagMins, at.mins_step,
-                          int(at.pieces), whole);
+      const Output& out = few.y[size_t(&part - parts_.data())];
       const float* bias = part.view.bias.empty() ? nullptr : part.view.bias.data() + first;
-      for (int64_t i = 0; i < rows; ++i) to[i] = bias == nullptr ? whole[i] : whole[i] + bias[i];
+      for (int64_t t = 0; t < at.tokens; ++t) {
+        float* to = out.y + (few.m0 + t) * out.stride + first;
+        float whole[kSuper];
+        part.kernel->finish(few.memory + at.y + t * at.y_step + r * kSuper, at.y_piece,
+                            few.memory + at.mins + t * at.mins_step + r * kZigzagMins, at.mins_piece, int(at.pieces),
+                            whole);
+        for (int64_t i = 0; i < rows; ++i) to[i] = bias == nullptr ? whole[i] : whole[i] + bias[i];
+      }
     }
   }
 

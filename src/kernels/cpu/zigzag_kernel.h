@@ -1,12 +1,13 @@
 // src/kernels/cpu/zigzag_kernel.h - the CPU's kernels for zigzag layouts (layout/zigzag.h), one table per instruction
 // set.
 //
-// One token: columns are taken four at a time, so that the four codes of one output form a dword and one instruction
+// A few tokens: columns are taken four at a time, so that the four codes of one output form a dword and one instruction
 // multiplies them with four factors x * scale. The factors of a chunk of columns are rounded to 16 bits against their
 // largest in each block of outputs and split into two bytes; the integer sums of a chunk go into float accumulators.
-// Minima need no codes: sums of x * min are kept for each block of outputs.
+// Minima need no codes: sums of x * min are kept for each block of outputs. Tokens after the first use the codes that
+// the first one unpacked.
 //
-// Several tokens: 256 outputs at a time become int8 panels with one scale per 32 inputs of an output, which the q8_0
+// Many tokens: 256 outputs at a time become int8 panels with one scale per 32 inputs of an output, which the q8_0
 // kernels multiply.
 #pragma once
 
@@ -35,12 +36,13 @@ struct ZigzagRun {
 struct ZigzagArgs {
   ZigzagRun run;
   const int32_t* columns = nullptr;  // [count] ascending or not
-  const float* x = nullptr;          // [count] the inputs of these columns
-  int64_t count = 0;
+  const float* x = nullptr;          // [tokens, count] the inputs of these columns, rows x_step apart
+  int64_t count = 0, tokens = 1, x_step = 0;
   int64_t chunk = 32;     // columns that share the rounding of their factors; a multiple of 4, up to kZigzagMostColumns
   bool prefetch = true;   // of the next chunk
-  float* y = nullptr;     // [rows, 256] added to; the order of outputs is the kernel's own, finish() undoes it
-  float* mins = nullptr;  // [rows, kZigzagMins] added to
+  float* y = nullptr;     // [tokens, rows, 256] added to; the order of outputs is the kernel's own, finish() undoes it
+  float* mins = nullptr;  // [tokens, rows, kZigzagMins] added to
+  int64_t y_step = 0, mins_step = 0;  // from a token to the next
 };
 
 struct ZigzagKernel {

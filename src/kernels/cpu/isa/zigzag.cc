@@ -179,15 +179,34 @@ struct Ahead {
   }
 };
 
+/// Codes straight from the columns' bytes.
+template <class L>
+struct FromColumns {
+  const uint8_t* const* p;
+  template <int kPass>
+  LACUNA_INLINE void get(const FromColumns& from, int q, U32x16 out[2][4]) {
+    L::template codes<kPass, kRaw>(from.p + 4 * q, out);
+  }
+};
+/// Codes that were unpacked before.
+struct Unpacked {
+  U32x16 codes[kQuads][2][2][4];
+  template <int kPass>
+  LACUNA_INLINE void get(const Unpacked& from, int q, U32x16 out[2][4]) {
+    for (int g = 0; g < 2; ++g)
+      for (int j = 0; j < 4; ++j) out[g][j] = from.codes[q][kPass][g][j];
+  }
+};
+
 /// Half a superblock row of a chunk: two groups of 64 outputs. y: [256] in the kernel's order: vector 4 group + j.
-template <class L, int kPass>
-LACUNA_INLINE void multiply(const uint8_t* const* p, int quads, const Rounded<L>& a, const Ahead& ahead, float* y) {
+template <class L, int kPass, class Codes>
+LACUNA_INLINE void multiply(const Codes& from, int quads, const Rounded<L>& a, const Ahead& ahead, float* y) {
   I32x16 high[2][4], low[2][4];
   for (int g = 0; g < 2; ++g)
     for (int j = 0; j < 4; ++j) high[g][j] = low[g][j] = splat(int32_t{0});
   for (int q = 0; q < quads; ++q) {
     U32x16 codes[2][4];
-    L::template codes<kPass, kRaw>(p + 4 * q, codes);
+    Codes::template get<kPass>(from, q, codes);
     ahead.quad(q, 1 + kPass);
     if constexpr (L::kBytes > 192) ahead.quad(q, 3 + kPass);
     const I32x16 high0 = factors_of<L, 2 * kPass, 0>(a.bytes[q]), high1 = factors_of<L, 2 * kPass + 1, 0>(a.bytes[q]);
@@ -214,43 +233,115 @@ LACUNA_INLINE void multiply(const uint8_t* const* p, int quads, const Rounded<L>
   }
 }
 
-template <class L>
-void accumulate(const ZigzagArgs& a) {
-  const auto* base = reinterpret_cast<const uint8_t*>(a.run.base);
-  const int64_t chunk = a.chunk;
+/// The columns of a chunk, where they are and which come next.
+struct Chunk {
   const uint8_t* p[kZigzagMostColumns];
   Ahead ahead;
+  int64_t columns = 0;
+  int quads = 0;
+
+  inline __attribute__((always_inline)) void take(const ZigzagArgs& a, int64_t first) {
+    const auto* base = reinterpret_cast<const uint8_t*>(a.run.base);
+    const int64_t left = a.count - first;
+    columns = left < a.chunk ? left : a.chunk;
+    quads = int((columns + 3) / 4);
+    for (int c = 0; c < 4 * quads; ++c)  // the last group is filled up with the last column
+      p[c] = base + int64_t{a.columns[first + (c < columns ? c : columns - 1)]} * a.run.stride;
+    ahead.count = 0;
+    if (a.prefetch && left > a.chunk) {
+      const int64_t more = left - a.chunk < a.chunk ? left - a.chunk : a.chunk;
+      ahead.count = int(more + 3) / 4 * 4;
+      for (int c = 0; c < ahead.count; ++c)
+        ahead.column[c] = base + int64_t{a.columns[first + a.chunk + (c < more ? c : more - 1)]} * a.run.stride;
+    }
+  }
+  /// The inputs of these columns; zeros for what fills the last group up.
+  inline __attribute__((always_inline)) void inputs(const float* from, float* x) const {
+    for (int c = 0; c < 4 * quads; ++c) x[c] = c < columns ? from[c] : 0;
+  }
+  inline __attribute__((always_inline)) void row(int64_t r, int64_t bytes) {
+    ahead.at = (r * bytes + 63) & ~int64_t{63};
+    ahead.end = (r + 1) * bytes;
+  }
+  inline __attribute__((always_inline)) void next_row(int64_t bytes) {
+    for (int c = 0; c < 4 * quads; ++c) p[c] += bytes;
+  }
+};
+
+template <class L>
+void accumulate_one(const ZigzagArgs& a) {
+  Chunk chunk;
   alignas(64) float x[kZigzagMostColumns];
   alignas(64) float factor[kZigzagMostColumns * L::kBlocks];
   Rounded<L> rounded = {};
-  for (int64_t first = 0; first < a.count; first += chunk) {
-    const int64_t left = a.count - first, columns = left < chunk ? left : chunk;
-    const int quads = int((columns + 3) / 4);
-    for (int c = 0; c < 4 * quads; ++c) {  // the last group is filled up with zeros
-      x[c] = c < columns ? a.x[first + c] : 0;
-      p[c] = base + int64_t{a.columns[first + (c < columns ? c : columns - 1)]} * a.run.stride;
-    }
-    ahead.count = 0;
-    if (a.prefetch && left > chunk) {
-      const int64_t more = left - chunk < chunk ? left - chunk : chunk;
-      ahead.count = int(more + 3) / 4 * 4;
-      for (int c = 0; c < ahead.count; ++c)
-        ahead.column[c] = base + int64_t{a.columns[first + chunk + (c < more ? c : more - 1)]} * a.run.stride;
-    }
+  for (int64_t first = 0; first < a.count; first += a.chunk) {
+    chunk.take(a, first);
+    chunk.inputs(a.x + first, x);
     for (int64_t r = 0; r < a.run.rows; ++r) {
-      ahead.at = (r * L::kBytes + 63) & ~int64_t{63};
-      ahead.end = (r + 1) * L::kBytes;
-      float* mins = a.mins + r * kZigzagMins;
-      for (int q = 0; q < quads; ++q) {
-        factors4<L>(p + 4 * q, x + 4 * q, factor + q * 4 * L::kBlocks, mins);
-        ahead.quad(q, 0);
+      chunk.row(r, L::kBytes);
+      for (int q = 0; q < chunk.quads; ++q) {
+        factors4<L>(chunk.p + 4 * q, x + 4 * q, factor + q * 4 * L::kBlocks, a.mins + r * kZigzagMins);
+        chunk.ahead.quad(q, 0);
       }
-      round_factors<L>(factor, quads, rounded);
-      multiply<L, 0>(p, quads, rounded, ahead, a.y + 256 * r);
-      multiply<L, 1>(p, quads, rounded, ahead, a.y + 256 * r);
-      for (int c = 0; c < 4 * quads; ++c) p[c] += L::kBytes;
+      round_factors<L>(factor, chunk.quads, rounded);
+      multiply<L, 0>(FromColumns<L>{chunk.p}, chunk.quads, rounded, chunk.ahead, a.y + 256 * r);
+      multiply<L, 1>(FromColumns<L>{chunk.p}, chunk.quads, rounded, chunk.ahead, a.y + 256 * r);
+      chunk.next_row(L::kBytes);
     }
   }
+}
+
+/// Several tokens: scales and codes of a chunk are unpacked once.
+template <class L>
+void accumulate_few(const ZigzagArgs& a) {
+  constexpr int kFloats = 4 * L::kBlocks;  // of four columns: [blocks, columns]
+  Chunk chunk;
+  Ahead none;
+  alignas(64) float x[kZigzagMostColumns];
+  alignas(64) float scale[kQuads * kFloats], min[kQuads * kFloats], factor[kQuads * kFloats];
+  alignas(64) const float ones[4] = {1, 1, 1, 1};
+  Rounded<L> rounded = {};
+  Unpacked unpacked;
+  for (int64_t first = 0; first < a.count; first += a.chunk) {
+    chunk.take(a, first);
+    for (int64_t r = 0; r < a.run.rows; ++r) {
+      chunk.row(r, L::kBytes);
+      for (int q = 0; q < chunk.quads; ++q) {
+        __builtin_memset(min + q * kFloats, 0, sizeof(float) * kFloats);
+        factors4<L>(chunk.p + 4 * q, ones, scale + q * kFloats, min + q * kFloats);
+        L::template codes<0, kRaw>(chunk.p + 4 * q, unpacked.codes[q][0]);
+        L::template codes<1, kRaw>(chunk.p + 4 * q, unpacked.codes[q][1]);
+        for (int64_t line = 0; line < (L::kBytes + 63) / 64; ++line) chunk.ahead.quad(q, line);
+      }
+      for (int64_t t = 0; t < a.tokens; ++t) {
+        chunk.inputs(a.x + t * a.x_step + first, x);
+        float* mins = a.mins + t * a.mins_step + r * kZigzagMins;
+        float* y = a.y + t * a.y_step + 256 * r;
+        for (int v = 0; v < kFloats / 16; ++v) {
+          F32x16 sum = load_f32(mins + 16 * v);
+          for (int q = 0; q < chunk.quads; ++q) {
+            const F32x16 inputs = repeat_four(x + 4 * q);
+            const int at = q * kFloats + 16 * v;
+            store_f32(factor + at, load_f32(scale + at) * inputs);
+            sum = mul_add(load_f32(min + at), inputs, sum);
+          }
+          store_f32(mins + 16 * v, sum);
+        }
+        round_factors<L>(factor, chunk.quads, rounded);
+        multiply<L, 0>(unpacked, chunk.quads, rounded, none, y);
+        multiply<L, 1>(unpacked, chunk.quads, rounded, none, y);
+      }
+      chunk.next_row(L::kBytes);
+    }
+  }
+}
+
+template <class L>
+void accumulate(const ZigzagArgs& a) {
+  if (a.tokens == 1)
+    accumulate_one<L>(a);
+  else
+    accumulate_few<L>(a);
 }
 
 template <class L>

@@ -263,6 +263,17 @@ struct Zz8 {
   }
 };
 
+/// Four floats, four times.
+LACUNA_INLINE F32x16 repeat_four(const float* p) {
+#if defined(__AVX512BW__)
+  return {{(RegF)_mm512_maskz_broadcast_f32x4(__mmask16(0xffff), _mm_loadu_ps(p))}};
+#else
+  float sixteen[16];
+  for (int i = 0; i < 16; ++i) sixteen[i] = p[i % 4];
+  return load_f32(sixteen);
+#endif
+}
+
 /// Factors of four columns: factor[4 b + c] = x[c] * s[b] of column c; mins[4 b + c] += x[c] * m[b].
 template <class L>
 LACUNA_INLINE void factors4(const uint8_t* const p[4], const float* x, float* factor, float* mins) {
