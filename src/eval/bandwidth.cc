@@ -1,7 +1,5 @@
 #include "eval/bandwidth.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -11,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/huge_buffer.h"
+#include "core/machine.h"
 #include "core/rng.h"
 
 namespace lacuna::eval {
@@ -60,12 +59,6 @@ uint64_t sum_columns(const ColumnRead& a) {
 }
 
 }  // namespace
-
-int64_t last_level_cache_bytes() {
-  for (const int name : {_SC_LEVEL4_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE})
-    if (const long size = ::sysconf(name); size > 0) return size;
-  return 0;
-}
 
 double measure_read_gb_s(ThreadPool& pool) {
   const int64_t blocks = (std::max(kLeastBytes, 4 * last_level_cache_bytes()) + kBlockBytes - 1) / kBlockBytes;

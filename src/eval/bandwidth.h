@@ -3,12 +3,12 @@
 
 #include <cstdint>
 
+#include "core/machine.h"
 #include "core/thread_pool.h"
 
 namespace lacuna::eval {
 
-/// Size of the last-level cache as the system reports it; 0 when it does not.
-int64_t last_level_cache_bytes();
+using lacuna::last_level_cache_bytes;
 
 /// The best of several sequential reads of at least 1 GiB and four times the last-level cache, by all workers of the
 /// pool. GB/s (10^9 bytes).

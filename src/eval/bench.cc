@@ -64,7 +64,7 @@ std::vector<BenchRow> bench_linear(const io::Checkpoint& checkpoint, ThreadPool&
   std::vector<BenchRow> rows;
   rows.push_back(time_groups(model_groups(checkpoint), pool, 1, options));
   rows.back().bench = "linear";
-  rows.back().what = fmt::format("{} layers", layer_count(checkpoint));
+  rows.back().what = fmt::format("{} layers", model::layer_count(checkpoint));
   const Group head = head_group(checkpoint);
   BenchOptions dense = options;
   dense.act_sparsity = 0;
@@ -79,7 +79,7 @@ std::vector<BenchRow> bench_linear(const io::Checkpoint& checkpoint, ThreadPool&
 std::vector<BenchRow> bench_gemm(const io::Checkpoint& checkpoint, ThreadPool& pool, int64_t m,
                                  const BenchOptions& options) {
   std::vector<BenchRow> rows;
-  for (const Group& group : layer_groups(checkpoint, 0)) {
+  for (const Group& group : model::layer_groups(checkpoint, 0)) {
     rows.push_back(time_groups({group}, pool, m, options));
     rows.back().bench = "gemm";
     rows.back().what = group.name;
@@ -103,7 +103,11 @@ BenchRow bench_decode(model::Decoder& decoder, const io::Checkpoint& checkpoint,
   decoder.set_sparsity(std::nullopt);
   row.deviation = check_decoder(decoder, kv);
   if (sparsity) {
-    const BenchOptions sparse{.runs = 1, .prepare = options.prepare, .act_sparsity = sparsity->thresholds.level};
+    const BenchOptions sparse{.runs = 1,
+                              .prepare = options.prepare,
+                              .act_sparsity = sparsity->thresholds.level,
+                              .plans = options.plans,
+                              .deterministic = options.deterministic};
     check_groups(groups, decoder.pool(), sparse);
     decoder.set_sparsity(sparsity);
   }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/machine.h"
 #include "core/rng.h"
 #include "eval/bandwidth.h"
 #include "layout/zigzag.h"
@@ -39,10 +40,6 @@ double check_kinds(const std::vector<Group>& groups, const RunnerOf& runner_of) 
   return worst;
 }
 
-kernels::WeightView view_of(const io::Tensor& tensor) {
-  return {tensor.name, tensor.layout, tensor.shape, tensor.bytes, {}, tensor.params};
-}
-
 }  // namespace
 
 void set_times(BenchRow& row, std::vector<double> times) {
@@ -54,47 +51,20 @@ void set_times(BenchRow& row, std::vector<double> times) {
   row.runs = int(times.size());
 }
 
-int64_t Group::bytes() const {
-  int64_t bytes = 0;
-  for (const kernels::WeightView& part : parts) bytes += int64_t(part.bytes.size());
-  return bytes;
-}
-
-std::vector<Group> layer_groups(const io::Checkpoint& checkpoint, int64_t layer) {
-  static constexpr const char* kGroups[][3] = {{"attn_q", "attn_k", "attn_v"},
-                                               {"attn_output", nullptr, nullptr},
-                                               {"ffn_gate", "ffn_up", nullptr},
-                                               {"ffn_down", nullptr, nullptr}};
-  std::vector<Group> groups;
-  for (const auto& names : kGroups) {
-    Group group;
-    for (const char* name : names) {
-      const io::Tensor* tensor = name ? checkpoint.find(fmt::format("blk.{}.{}.weight", layer, name)) : nullptr;
-      if (!tensor) continue;
-      if (!group.name.empty()) group.name += '+';
-      group.name += name;
-      group.parts.push_back(view_of(*tensor));
-    }
-    if (!group.parts.empty()) groups.push_back(std::move(group));
-  }
-  return groups;
-}
-
-int64_t layer_count(const io::Checkpoint& checkpoint) {
-  return checkpoint.metadata().need_integer(checkpoint.architecture() + ".block_count");
-}
-
 std::vector<Group> model_groups(const io::Checkpoint& checkpoint) {
   std::vector<Group> groups;
-  for (int64_t i = 0; i < layer_count(checkpoint); ++i)
-    for (Group& group : layer_groups(checkpoint, i)) groups.push_back(std::move(group));
+  for (int64_t i = 0; i < model::layer_count(checkpoint); ++i)
+    for (Group& group : model::layer_groups(checkpoint, i)) groups.push_back(std::move(group));
   if (groups.empty()) throw Error("{}: the model has no linear layers to time", checkpoint.path());
   return groups;
 }
 
 Group head_group(const io::Checkpoint& checkpoint) {
   const io::Tensor* head = checkpoint.find("output.weight");
-  return {"output", {view_of(head ? *head : checkpoint.require("token_embd.weight"))}};
+  Group group;
+  group.name = "output";
+  group.parts.push_back(model::view_of(head ? *head : checkpoint.require("token_embd.weight")));
+  return group;
 }
 
 std::string layouts_of(const std::vector<Group>& groups) {
@@ -129,6 +99,12 @@ double check_result(const kernels::WeightView& weight, const kernels::Activation
   return deviation;
 }
 
+kernels::Plan BenchOptions::plan_of(std::span<const kernels::WeightView> parts) const {
+  kernels::Plan plan = plans == nullptr ? kernels::Plan{} : plans->of(parts);
+  if (deterministic) plan.split = kernels::Plan::Split::rows;
+  return plan;
+}
+
 // ---- GroupRunner ----
 
 GroupRunner::GroupRunner(const Group& group, int64_t m, bool copy, ThreadPool& pool, const BenchOptions& options)
@@ -140,13 +116,14 @@ GroupRunner::GroupRunner(const Group& group, int64_t m, bool copy, ThreadPool& p
       view.bytes = own.bytes();
     }
   }
-  linear_ = kernels::make_cpu_linear_group(views_, pool, options.prepare);
+  const kernels::Plan plan = options.plan_of(views_);
+  linear_ = kernels::make_cpu_linear_group(views_, pool, options.prepare, plan);
   linear_->reserve(m);
   const int64_t K = views_[0].shape.K;
   Rng rng(uint64_t(K) * 7919 + uint64_t(m));
   x_.resize(size_t(m * K));
   for (float& x : x_) x = float(rng.normal());
-  sparse_ = options.act_sparsity > 0;
+  sparse_ = options.act_sparsity > 0 && options.act_sparsity >= plan.dense_below;
   for (int64_t k = 0; sparse_ && k < K; ++k)
     if (rng.uniform() >= options.act_sparsity) active_.push_back(int32_t(k));
   for (const kernels::WeightView& view : views_) results_.emplace_back(size_t(m * view.shape.N));

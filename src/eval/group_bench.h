@@ -12,6 +12,7 @@
 #include "core/thread_pool.h"
 #include "io/checkpoint.h"
 #include "kernels/linear.h"
+#include "model/weight_groups.h"
 
 namespace lacuna::eval {
 
@@ -39,23 +40,21 @@ struct BenchOptions {
   kernels::Prepare prepare = kernels::Prepare::automatic;
   /// Linear layers alone: share of the inputs, random ones, that do not count. The head is dense.
   double act_sparsity = 0;
+  /// How groups of zigzag weights are multiplied, and which run dense at this sparsity; nullptr: the default.
+  const kernels::Plans* plans = nullptr;
+  /// Every plan is split by rows.
+  bool deterministic = false;
+
+  kernels::Plan plan_of(std::span<const kernels::WeightView> parts) const;
 };
 
 /// Sets median, least, largest and their number. times: ms, at least one.
 void set_times(BenchRow& row, std::vector<double> times);
 
 /// Weights that read one input.
-struct Group {
-  std::string name;
-  std::vector<kernels::WeightView> parts;
+using Group = model::WeightGroup;
 
-  int64_t bytes() const;
-};
-
-/// The groups of a layer: attn_q+attn_k+attn_v, attn_output, ffn_gate+ffn_up, ffn_down, of those that the model has.
-std::vector<Group> layer_groups(const io::Checkpoint& checkpoint, int64_t layer);
-int64_t layer_count(const io::Checkpoint& checkpoint);
-/// Those of all layers in the order of the model. Throws Error when there are none.
+/// The groups of all layers in the order of the model. Throws Error when there are none.
 std::vector<Group> model_groups(const io::Checkpoint& checkpoint);
 Group head_group(const io::Checkpoint& checkpoint);
 
