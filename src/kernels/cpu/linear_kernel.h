@@ -18,6 +18,9 @@ namespace lacuna::cpu {
 inline constexpr int64_t kBlock = 32;
 /// Rows of a prepared panel: the int32 lanes of the widest register.
 inline constexpr int64_t kPanelRows = 16;
+/// Rounded up to an odd number of cache lines: what lies this far apart and is read or written side by side spreads
+/// over the sets of a cache. Always inlined, since it is used under the flags of every instruction set.
+__attribute__((always_inline)) constexpr int64_t odd_lines(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
 /// Most tokens that a kernel takes at once: their partial sums for 32 rows fill 16 KiB of the first-level cache.
 inline constexpr int64_t kMaxTile = 128;
 /// Steps of the second plane of a single token in one step of the first: its codes span half a step either way.

@@ -23,10 +23,8 @@ using kernels::Activation;
 using kernels::Output;
 using kernels::WeightView;
 
-constexpr int64_t kSuper = layout::kSuperRows, kLine = 64;
+constexpr int64_t kSuper = layout::kSuperRows;
 constexpr int64_t kFew = kZigzagFewTokens;
-/// Tokens that it takes at a time: their sums should fit the cache.
-constexpr int64_t kFewChunk = 16;
 /// Tokens quantized at once on the way through panels.
 constexpr int64_t kManyChunk = 512;
 
@@ -72,7 +70,7 @@ class ZigzagGroup final : public kernels::LinearGroup {
   void run(const Activation& x, std::span<const Output> y) override {
     if (y.size() != parts_.size()) throw Error("linear group of {} weights got {} outputs", parts_.size(), y.size());
     if (x.M <= kFew) {
-      for (int64_t m = 0; m < x.M; m += kFewChunk) run_few(x, m, std::min(kFewChunk, x.M - m), y);
+      if (x.M > 0) run_few(x, y);
     } else {
       for (int64_t m = 0; m < x.M; m += kManyChunk) run_many(x, m, std::min(kManyChunk, x.M - m), y);
     }
@@ -80,7 +78,7 @@ class ZigzagGroup final : public kernels::LinearGroup {
 
   void reserve(int64_t M) override {
     const int64_t many = M > kFew ? int64_t(inputs_.bytes(std::min(M, kManyChunk))) : 0;
-    scratch<Scratch::inputs>(size_t(std::max(few_layout(std::clamp<int64_t>(M, 1, kFewChunk)).total, many)));
+    scratch<Scratch::inputs>(size_t(std::max(few_layout(std::clamp<int64_t>(M, 1, kFew)).total, many)));
   }
 
   int64_t weight_bytes() const override { return K_ * column_bytes_; }
@@ -143,7 +141,7 @@ class ZigzagGroup final : public kernels::LinearGroup {
       tile.pieces = pieces_of(begin, std::min(rows_, begin + height));
       int64_t column = 0;
       for (const Piece& piece : tile.pieces) column += piece.rows * piece.part->kernel->bytes;
-      tile.stride = column_stride(column);
+      tile.stride = odd_lines(column);
       bytes += K_ * tile.stride;
     }
     prepared_ = HugeBuffer(size_t(bytes));
@@ -163,13 +161,6 @@ class ZigzagGroup final : public kernels::LinearGroup {
       base += K_ * tile.stride;
     }
     for (const Part& part : parts_) MappedFile::release(part.view.bytes);
-  }
-
-  /// Columns begin at a cache line, and an odd number of lines apart: many columns are read side by side, and an even
-  /// distance would put them into few sets of the cache.
-  static int64_t column_stride(int64_t column) {
-    const int64_t lines = ceil_div(column, kLine);
-    return (lines + (lines + 1) % 2) * kLine;
   }
 
   /// Superblock rows [first, first + rows) of a part.
@@ -238,19 +229,20 @@ class ZigzagGroup final : public kernels::LinearGroup {
     return at;
   }
 
-  void run_few(const Activation& x, int64_t m0, int64_t tokens, std::span<const Output> y) {
+  void run_few(const Activation& x, std::span<const Output> y) {
+    const int64_t tokens = x.M;
     const FewLayout at = few_layout(tokens);
-    Few few{at, reinterpret_cast<float*>(scratch<Scratch::inputs>(size_t(at.total))), all_.data(), K_, m0, y};
+    Few few{at, reinterpret_cast<float*>(scratch<Scratch::inputs>(size_t(at.total))), all_.data(), K_, y};
     if (!x.all()) {
       few.columns = x.active;
       few.count = x.active_count;
     }
     if (x.all() && tokens == 1) {
-      few.x = x.x + m0 * x.stride;
+      few.x = x.x;
     } else {
       few.x = few.memory;
       for (int64_t t = 0; t < tokens; ++t) {
-        const float* row = x.x + (m0 + t) * x.stride;
+        const float* row = x.x + t * x.stride;
         float* to = few.memory + t * at.inputs_step;
         if (x.all())
           std::memcpy(to, row, size_t(K_) * sizeof(float));
@@ -270,7 +262,6 @@ class ZigzagGroup final : public kernels::LinearGroup {
     float* memory;
     const int32_t* columns;
     int64_t count;  // of columns
-    int64_t m0;     // the first token
     std::span<const Output> y;
     const float* x = nullptr;  // [tokens, count]
   };
@@ -338,7 +329,7 @@ class ZigzagGroup final : public kernels::LinearGroup {
       const Output& out = few.y[size_t(&part - parts_.data())];
       const float* bias = part.view.bias.empty() ? nullptr : part.view.bias.data() + first;
       for (int64_t t = 0; t < at.tokens; ++t) {
-        float* to = out.y + (few.m0 + t) * out.stride + first;
+        float* to = out.y + t * out.stride + first;
         float whole[kSuper];
         part.kernel->finish(few.memory + at.y + t * at.y_step + r * kSuper, at.y_piece,
                             few.memory + at.mins + t * at.mins_step + r * kZigzagMins, at.mins_piece, int(at.pieces),

@@ -9,9 +9,9 @@
 
 namespace lacuna::cpu {
 
-/// Tokens up to which codes are multiplied as they are; more go through panels, whose making costs as much as about
+/// Tokens up to which codes are multiplied as they are. More go through panels, whose making costs as much as about
 /// this many tokens.
-inline constexpr int64_t kZigzagFewTokens = 32;
+inline constexpr int64_t kZigzagFewTokens = 16;
 
 /// Parts: zigzag layouts only, one K. Prepare::automatic lays the columns of all parts together in huge pages;
 /// in_place reads the parts' own bytes, whatever plan.tile_rows says. Throws Error as make_cpu_linear_group does.

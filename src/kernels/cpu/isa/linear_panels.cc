@@ -18,7 +18,7 @@ constexpr int kCodeBytes = 64 * (L::kLow + L::kHigh);  // of one block of 32 inp
 template <class L>
 int64_t panel_bytes(int64_t K) {
   const int64_t bytes = K / kBlock * kCodeBytes<L> + K / (kBlock * L::kBlocks) * L::kBytes;
-  return (bytes + 63) / 64 * 64;
+  return odd_lines(bytes);
 }
 
 template <class L>
