@@ -1,23 +1,22 @@
 // src/cli/bench.cc - `bench`: how fast a model and its linear layers run, against this machine's memory.
 #include "eval/bench.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <optional>
+#include <memory>
 #include <utility>
 
 #include "cli/command.h"
+#include "cli/scratch.h"
 #include "cli/sparsity.h"
 #include "core/error.h"
-#include "core/temporary_name.h"
+#include "core/machine.h"
 #include "eval/bandwidth.h"
 #include "model/synth.h"
 
@@ -33,33 +32,9 @@ struct Options : Common {
   uint64_t seed = 0;
 };
 
-/// A folder of its own that goes away with the object, or with the program when a signal ends it; empty by then.
-class ScratchFolder {
- public:
-  explicit ScratchFolder(const std::filesystem::path& parent) : path_((parent / "lacuna-bench-XXXXXX").string()) {
-    if (::mkdtemp(path_.data()) == nullptr)
-      throw Error("{}: cannot be created: {}; choose another folder with --scratch", path_, std::strerror(errno));
-    on_signal_.emplace(path_);
-  }
-  ~ScratchFolder() { ::rmdir(path_.c_str()); }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  std::string file(const char* name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-  std::optional<TemporaryName> on_signal_;
-};
-
-/// A file with random weights. It loses its name as soon as it is written, so that nothing is left however this process
-/// ends, and is opened by its descriptor.
-class SyntheticFile {
- public:
-  SyntheticFile(const Options& options, ThreadPool& pool) {
-    const ScratchFolder folder(options.scratch.empty() ? std::filesystem::temp_directory_path()
-                                                       : std::filesystem::path(options.scratch));
-    const std::string name = folder.file("weights.gguf");
-    const TemporaryName on_signal(name);
+/// A file with random weights.
+std::unique_ptr<ScratchFile> synthetic_file(const Options& options, ThreadPool& pool) {
+  return std::make_unique<ScratchFile>(options.scratch, [&](const std::string& name) {
     model::synthesize(model::find_shape(options.synthetic), name,
                       {.layout = layout_named("--layout", options.layout),
                        .head_layout = layout_named("--head-layout", options.head_layout),
@@ -67,19 +42,23 @@ class SyntheticFile {
                        .n_layers = options.n_layers,
                        .progress = true},
                       pool);
-    descriptor_ = ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
-    const int reason = errno;
-    ::unlink(name.c_str());
-    if (descriptor_ < 0) throw Error("{}: cannot be opened: {}", name, std::strerror(reason));
-  }
-  ~SyntheticFile() { ::close(descriptor_); }
-  SyntheticFile(const SyntheticFile&) = delete;
-  SyntheticFile& operator=(const SyntheticFile&) = delete;
-  std::string path() const { return fmt::format("/proc/self/fd/{}", descriptor_); }
+  });
+}
 
- private:
-  int descriptor_ = -1;
-};
+/// Makes the decoder sparse as the flags say; random weights get thresholds of their own unless a file has some.
+void make_sparse(const LoadedModel& model, const std::string& path, const Options& options) {
+  const SparsityFlags& flags = options.sparsity;
+  if (!flags.sparse() || options.synthetic.empty() || !flags.thresholds.empty()) {
+    apply_sparsity(model, path, flags, false);
+    return;
+  }
+  if ((!flags.mode.empty() && flags.mode != "uniform") || flags.criterion_or_default() != model::Criterion::magnitude)
+    throw Error("random weights have uniform thresholds by magnitude only, unless --thresholds names a file");
+  const model::ThresholdSet set = thresholds_of_random_tokens(model, {flags.act_sparsity});
+  model.decoder->set_sparsity(model::SparsityOptions{
+      set.select(flags.act_sparsity, model::Mode::uniform, model::Criterion::magnitude, options.synthetic),
+      flags.dense_prefix, false});
+}
 
 /// Prints rows as they come: JSON objects or lines of a table.
 class Report {
@@ -162,7 +141,7 @@ double measure_ceiling(int threads) {
   ::waitpid(child, &status, 0);
   if (!got)
     throw Error("the memory read rate could not be measured: it needs {} of free memory",
-                human_bytes(std::max(int64_t{1} << 30, 4 * eval::last_level_cache_bytes())));
+                human_bytes(std::max(int64_t{1} << 30, 4 * last_level_cache_bytes())));
   return rate;
 }
 
@@ -176,10 +155,10 @@ int bench(const Options& options) {
     throw Error("--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear");
   if (options.synthetic.empty()) io::Checkpoint::open(options.model);  // what cannot be opened fails before the clock
   const double ceiling = measure_ceiling(options.threads);
-  std::optional<SyntheticFile> synthetic;
+  std::unique_ptr<ScratchFile> synthetic;
   if (!options.synthetic.empty()) {
     ThreadPool pool(options.threads);
-    synthetic.emplace(options, pool);
+    synthetic = synthetic_file(options, pool);
   }
   const std::string path = synthetic ? synthetic->path() : options.model;
   const std::string shape =
@@ -193,7 +172,7 @@ int bench(const Options& options) {
   if (asked(options, "decode") || asked(options, "prefill")) {
     const LoadedModel model = load_model(path, options, wanted.prepare);
     const kernels::KvType kv = parse_kv(options.kv);
-    apply_sparsity(model, path, options.sparsity, false);
+    make_sparse(model, path, options);
     if (asked(options, "prefill"))
       report.add(eval::bench_prefill(*model.decoder, model.checkpoint, options.prompt, kv, wanted), model.load_s);
     if (asked(options, "decode"))
@@ -251,7 +230,9 @@ Action add_bench(CLI::App& program) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str()
       ->type_name("N");
-  command->add_option("--context", options->context, "tokens already in the cache when decoding begins")
+  command
+      ->add_option("--context", options->context,
+                   "tokens already in the cache when decoding begins; 10 is how SpQt's paper measures")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
       ->capture_default_str()
       ->type_name("C");
