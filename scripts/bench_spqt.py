@@ -4,13 +4,15 @@
 Linear layers of one token: a known shape with random weights, dense q4_K, then zz4_k dense and with 25, 40, 50 and 65% of the inputs
 (random ones) skipped; with --ggml the same layers on ggml (its repacked q4_K, the baseline), with --ik on ik_llama.cpp.
 Decoding: a real model in a dense layout and in zz4_k, dense and at the levels asked for, with its calibrated
-thresholds; llama.cpp and ik_llama.cpp read the dense file. A round runs everything once, the order rotates; a ratio is taken within a
+thresholds; llama.cpp and ik_llama.cpp read the dense file. Decoding of a shape: the same with random weights, whose uniform thresholds
+are made on the spot. A round runs everything once, the order rotates; a ratio is taken within a
 round. Prints a table; --output writes the rows as JSON. Standard library only.
 """
 from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import shlex
 import statistics
 import subprocess
@@ -18,7 +20,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench_peers import (ROOT, Failure, Program, Settings, choose_options, commit, device, json_lines, note,  # noqa: E402
+from bench_peers import (ROOT, Failure, Program, Settings, commit, device, json_lines, note,  # noqa: E402
                          peers, portable_command, run, spread, write_json)
 
 LEVELS = [25, 40, 50, 65]
@@ -58,6 +60,12 @@ def harness_row(program: str, shape: str, runs: int, threads: int) -> dict:
     return {**row, "options": row["buffer_type"]}
 
 
+def choose_decode_options(program: Program, model: Path, settings: Settings) -> None:
+    """Keeps the option set that decodes best; prefill would take minutes for a large model."""
+    rates = [program.measure(model, ["decode"], options, settings)[0]["decode"]["tok_s"] for options in program.options]
+    program.best = {"decode": program.options[rates.index(max(rates))]}
+
+
 def peer_row(program: Program, model: Path, settings: Settings) -> dict:
     rate = program.measure(model, ["decode"], program.best["decode"], settings)[0]["decode"]["tok_s"]
     return {"bench": "decode", "tok_s": rate, "median_ms": 1e3 / rate, "options": " ".join(program.best["decode"])}
@@ -70,6 +78,11 @@ def main() -> int:
     parser.add_argument("--dense", type=Path, help="the model in a dense layout, a GGUF file")
     parser.add_argument("--zigzag", help="the same model made by `lacuna quantize --layout zz4_k`")
     parser.add_argument("--thresholds", help="its thresholds, made by `lacuna calibrate`")
+    parser.add_argument("--decode-shape", action="append", default=[], metavar="SHAPE",
+                        help="decode random weights of a shape too, e.g. llama-2-7b; may be repeated")
+    parser.add_argument("--models", type=Path, default=Path(os.environ.get("LACUNA_MODELS", Path.home() / ".cache/lacuna/models")),
+                        help="folder where the file of --decode-shape is made that the peers read (default: that of scripts/lib/models.sh)")
+    parser.add_argument("--context", type=int, default=10, help="tokens before the decoding; the peers decode from an empty cache")
     parser.add_argument("--levels", default="25,40,50", help="levels of decoding in percent")
     parser.add_argument("--llama", type=Path, help="folder of a build of llama.cpp")
     parser.add_argument("--ggml", type=Path, nargs="?", const=Path(), metavar="FOLDER",
@@ -98,23 +111,43 @@ def main() -> int:
         rows += [(name, lambda program=program, shape=shape: harness_row(program, shape, a.runs, a.threads))
                  for name, program in harnesses.items()]
         sections.append((f"linear layers, {shape}", next(iter(harnesses), "q4_K"), rows))
+    settings = Settings(a.threads, 512, a.gen)
+
+    def peer_rows(model: Path) -> list[tuple[str, object]]:
+        rows = []
+        for program in peers(a.llama, "given build", a.ik, "given build"):
+            choose_decode_options(program, model, settings)
+            rows.append((program.name, lambda program=program: peer_row(program, model, settings)))
+        return rows
+
+    decoding = ["--what", "decode", "--gen", str(a.gen), "--context", str(a.context), "--runs", "1", *threads]
+    levels = [int(level) for level in a.levels.split(",")]
+    for shape in a.decode_shape:
+        def synthetic(layout: str, level: int, shape: str = shape):
+            extra = ["--act-sparsity", str(level)] if level else []
+            return lambda: lacuna_row(a.lacuna, ["--synthetic", shape, "--layout", layout, *decoding, *extra], "decode")
+        rows = [("lacuna q4_K", synthetic("q4_K", 0)), ("zz4_k dense", synthetic("zz4_k", 0))]
+        rows += [(f"zz4_k {level}%", synthetic("zz4_k", level)) for level in levels]
+        if a.llama or a.ik:
+            file = a.models / f"synth-{shape}-q4_K.gguf"
+            if not file.is_file():
+                a.models.mkdir(parents=True, exist_ok=True)
+                run([a.lacuna, "synth", shape, "-o", str(file), "--layout", "q4_K"])
+            rows += peer_rows(file)
+        sections.append((f"decoding, {shape} with random weights", rows[-1][0] if a.llama or a.ik else "lacuna q4_K", rows))
     if a.dense:
         if not a.zigzag or not a.thresholds:
             parser.error("--dense needs --zigzag and --thresholds")
         def decode(model: str, level: int):
             extra = ["--act-sparsity", str(level), "--thresholds", a.thresholds] if level else ["--dense"]
-            return lambda: lacuna_row(a.lacuna, [model, "--what", "decode", "--gen", str(a.gen), "--runs", "1", *threads, *extra], "decode")
+            return lambda: lacuna_row(a.lacuna, [model, *decoding, *extra], "decode")
         rows = [("lacuna dense", decode(str(a.dense), 0)), ("zz4_k dense", decode(a.zigzag, 0))]
-        rows += [(f"zz4_k {level}%", decode(a.zigzag, int(level))) for level in a.levels.split(",")]
-        baseline = "lacuna dense"
-        settings = Settings(a.threads, 512, a.gen)
-        for program in peers(a.llama, "given build", a.ik, "given build"):
-            choose_options(program, a.dense, settings)
-            rows.append((program.name, lambda program=program: peer_row(program, a.dense, settings)))
-            baseline = program.name
+        rows += [(f"zz4_k {level}%", decode(a.zigzag, level)) for level in levels]
+        rows += peer_rows(a.dense)
+        baseline = rows[-1][0] if a.llama or a.ik else "lacuna dense"
         sections.append((f"decoding, {a.dense.name}", baseline, rows))
     if not sections:
-        parser.error("nothing to do: give --shape or --dense")
+        parser.error("nothing to do: give --shape, --decode-shape or --dense")
 
     out = []
     for title, baseline, rows in sections:
