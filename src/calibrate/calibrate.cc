@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "calibrate/sensitivity.h"
+#include "calibrate/sparse_quantiles.h"
 #include "core/error.h"
 #include "core/progress.h"
 #include "model/block.h"
@@ -15,8 +16,6 @@ using model::Criterion;
 using model::kInputs;
 using model::Mode;
 using model::PerInput;
-
-using Shares = std::vector<std::array<double, kInputs>>;  // [layers]
 
 /// Shares by level and layer of the search inside each block, whose inputs are the dense model's.
 std::vector<std::vector<Shares>> search_all(model::Decoder& decoder, const io::Checkpoint& checkpoint,
@@ -111,9 +110,22 @@ Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint,
     model::ThresholdSet::Entry& entry = set.entries.emplace_back();
     entry.mode = mode;
     entry.criterion = criterion;
-    for (const Shares& level : shares) {
-      entry.t.push_back(quantiles(level, out.statistics.of(criterion)));
-      entry.realised.push_back(below(entry.t.back(), out.statistics.of(criterion)));
+    for (size_t level = 0; level < shares.size(); ++level) {
+      model::Thresholds thresholds;
+      thresholds.criterion = criterion;
+      if (criterion == Criterion::wina) thresholds.norms = set.norms;
+      if (options.sparse_tokens > 0) {
+        take_sparse_quantiles(
+            decoder, ids.first(std::min(ids.size(), size_t(options.sparse_tokens))), shares[level],
+            {options.ctx, options.skipped, options.progress,
+             fmt::format("{} {} {:.0f}%", name_of(mode), name_of(criterion), 100 * set.levels[level])},
+            thresholds);
+      } else {
+        thresholds.t = quantiles(shares[level], out.statistics.of(criterion));
+        thresholds.realised = below(thresholds.t, out.statistics.of(criterion));
+      }
+      entry.t.push_back(std::move(thresholds.t));
+      entry.realised.push_back(std::move(thresholds.realised));
     }
   };
   if (asked(options, Mode::uniform)) {

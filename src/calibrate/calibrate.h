@@ -18,7 +18,8 @@ struct CalibrateOptions {
   std::vector<double> levels = {0.25, 0.4, 0.5, 0.65};
   std::vector<model::Mode> modes = {model::Mode::uniform, model::Mode::greedy};
   std::vector<model::Criterion> criteria = {model::Criterion::magnitude};
-  int64_t tokens = 8192;  // for the statistics
+  int64_t tokens = 8192;         // for the statistics
+  int64_t sparse_tokens = 2048;  // of them run again for each mode and level (sparse_quantiles.h); 0: none
   int64_t ctx = 2048;
   int64_t skipped = 4;  // first positions of a window: dense in use, so not in the statistics
   int64_t search_windows = 2, search_window = 256;  // tokens that the search sees, from the text's beginning

@@ -9,42 +9,31 @@
 
 namespace lacuna::calibrate {
 
-Statistics collect_statistics(model::Decoder& decoder, std::span<const int32_t> ids, const ColumnNorms& norms,
-                              const StatisticsOptions& options) {
-  const auto n_layers = size_t(decoder.config().n_layers);
-  Statistics out;
-  out.magnitude.resize(n_layers);
-  if (!norms.empty()) out.wina.resize(n_layers);
-  std::optional<Progress> progress;
-  if (options.progress) progress.emplace("Statistics", int64_t(ids.size()), "tokens");
+void add_sizes(const float* x, int64_t M, int64_t K, const float* norms, Histogram& sizes) {
+  for (int64_t m = 0; m < M; ++m)
+    for (int64_t k = 0; k < K; ++k) {
+      const float size = std::abs(x[m * K + k]);
+      sizes.add(norms ? size * norms[k] : size);
+    }
+}
 
-  const auto observe = [&](int64_t layer, model::Input input, const float* x, int64_t M, int64_t K, int64_t position) {
-    const int64_t skipped = std::clamp<int64_t>(options.skipped - position, 0, M);
-    if (layer == 0 && input == model::Input::attn_in) out.tokens += M - skipped;
-    for (int64_t i = skipped * K; i < M * K; ++i)
-      if (!std::isfinite(x[i]))
-        throw Error("layer {}, {}: value {} of the token at position {} is {}; thresholds need finite activations",
-                    layer, name_of(input), i % K, position + i / K, x[i]);
-    // One job a criterion: each has tables of its own.
-    decoder.pool().parallel_for(norms.empty() ? 1 : 2, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t criterion = begin; criterion < end; ++criterion) {
-        Histogram& histogram = (criterion == 0 ? out.magnitude : out.wina)[size_t(layer)][size_t(input)];
-        const float* scale = criterion == 0 ? nullptr : norms[size_t(layer)][size_t(input)].data();
-        for (int64_t m = skipped; m < M; ++m)
-          for (int64_t k = 0; k < K; ++k) {
-            const float size = std::abs(x[m * K + k]);
-            histogram.add(scale ? size * scale[k] : size);
-          }
-      }
-    });
-  };
+void run_observed(model::Decoder& decoder, std::span<const int32_t> ids, const StatisticsOptions& options,
+                  const model::Decoder::Observer& observe) {
+  std::optional<Progress> progress;
+  if (options.progress) progress.emplace(options.label, int64_t(ids.size()), "tokens");
   struct Observing {  // the observer goes whatever happens
     model::Decoder& decoder;
     ~Observing() { decoder.set_observer({}); }
   };
-  decoder.set_sparsity(std::nullopt);
-  decoder.set_observer(observe);
   const Observing guard{decoder};
+  decoder.set_observer([&](int64_t layer, model::Input input, const float* x, int64_t M, int64_t K, int64_t position) {
+    const int64_t skipped = std::clamp<int64_t>(options.skipped - position, 0, M);
+    for (int64_t i = skipped * K; i < M * K; ++i)
+      if (!std::isfinite(x[i]))
+        throw Error("layer {}, {}: value {} of the token at position {} is {}; thresholds need finite activations",
+                    layer, name_of(input), i % K, position + i / K, x[i]);
+    observe(layer, input, x + skipped * K, M - skipped, K, position + skipped);
+  });
   model::Session session(decoder, std::min<int64_t>(options.ctx, std::max<int64_t>(1, int64_t(ids.size()))));
   for (size_t first = 0; first < ids.size(); first += size_t(options.ctx)) {
     session.truncate(0);
@@ -55,6 +44,26 @@ Statistics collect_statistics(model::Decoder& decoder, std::span<const int32_t> 
       if (progress) progress->add(int64_t(batch.size()));
     }
   }
+}
+
+Statistics collect_statistics(model::Decoder& decoder, std::span<const int32_t> ids, const ColumnNorms& norms,
+                              const StatisticsOptions& options) {
+  const auto n_layers = size_t(decoder.config().n_layers);
+  Statistics out;
+  out.magnitude.resize(n_layers);
+  if (!norms.empty()) out.wina.resize(n_layers);
+  decoder.set_sparsity(std::nullopt);
+  run_observed(decoder, ids, options,
+               [&](int64_t layer, model::Input input, const float* x, int64_t M, int64_t K, int64_t) {
+                 const auto l = size_t(layer), i = size_t(input);
+                 if (layer == 0 && input == model::Input::attn_in) out.tokens += M;
+                 // One job a criterion: each has tables of its own.
+                 decoder.pool().parallel_for(norms.empty() ? 1 : 2, 1, [&](int64_t begin, int64_t end) {
+                   for (int64_t criterion = begin; criterion < end; ++criterion)
+                     criterion == 0 ? add_sizes(x, M, K, nullptr, out.magnitude[l][i])
+                                    : add_sizes(x, M, K, norms[l][i].data(), out.wina[l][i]);
+                 });
+               });
   return out;
 }
 

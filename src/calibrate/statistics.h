@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "calibrate/histogram.h"
@@ -27,10 +28,19 @@ struct StatisticsOptions {
   int64_t ctx = 2048;
   int64_t skipped = 4;  // first positions of each window, which run dense
   bool progress = true;
+  std::string label = "Statistics";  // of the progress
 };
 
-/// Runs ids in windows of ctx tokens through the dense model (the last window may be short). norms: empty, or of every
-/// layer. Throws Error naming layer, input and position of a value that is not finite.
+/// Adds the sizes of M rows of K inputs: |x|, times norms [K] unless that is nullptr.
+void add_sizes(const float* x, int64_t M, int64_t K, const float* norms, Histogram& sizes);
+
+/// Runs ids in windows of ctx tokens (the last one may be short) through the decoder as it is. `observe` sees what
+/// Decoder's observer sees, without the first `skipped` positions of a window. Throws Error naming layer, input and
+/// position of a value that is not finite.
+void run_observed(model::Decoder& decoder, std::span<const int32_t> ids, const StatisticsOptions& options,
+                  const model::Decoder::Observer& observe);
+
+/// Of the dense model. norms: empty, or of every layer.
 Statistics collect_statistics(model::Decoder& decoder, std::span<const int32_t> ids, const ColumnNorms& norms,
                               const StatisticsOptions& options);
 

@@ -11,6 +11,7 @@
 
 #include "cli/command.h"
 #include "cli/sparsity.h"
+#include "cli/svg.h"
 #include "core/error.h"
 #include "core/sha256.h"
 #include "io/documents.h"
@@ -78,32 +79,27 @@ Json histograms_json(const calibrate::Statistics& statistics) {
 std::string histograms_svg(const calibrate::Statistics& statistics) {
   constexpr int kWidth = 180, kHeight = 56, kLeft = 56, kTop = 34, kGap = 14;
   const int rows = int(statistics.magnitude.size());
-  std::string out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" font-family=\"sans-serif\" "
-      "font-size=\"11\">\n"
-      "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-      kLeft + model::kInputs * (kWidth + kGap), kTop + rows * (kHeight + kGap));
-  for (int64_t i = 0; i < model::kInputs; ++i)
-    out += fmt::format("<text x=\"{}\" y=\"16\">|x| of {}</text>\n", kLeft + i * (kWidth + kGap),
-                       name_of(model::Input(i)));
+  Svg svg;
+  for (int i = 0; i < int(model::kInputs); ++i)
+    svg.text(kLeft + i * (kWidth + kGap), 16, fmt::format("|x| of {}", name_of(model::Input(i))));
   for (int l = 0; l < rows; ++l) {
     const int y = kTop + l * (kHeight + kGap);
-    out += fmt::format("<text x=\"4\" y=\"{}\">layer {}</text>\n", y + kHeight / 2, l);
+    svg.text(4, y + kHeight / 2, fmt::format("layer {}", l));
     for (int i = 0; i < int(model::kInputs); ++i) {
       const calibrate::Histogram& histogram = statistics.magnitude[size_t(l)][size_t(i)];
       const std::vector<float> edges = bin_edges(histogram);
       const std::vector<int64_t> counts = histogram.counts(edges);
       const int x = kLeft + i * (kWidth + kGap);
       const double most = double(std::max<int64_t>(1, *std::max_element(counts.begin(), counts.end())));
-      out += fmt::format("<path fill=\"#4477aa\" d=\"M{},{}", x, y + kHeight);
+      std::string outline = fmt::format("M{},{}", x, y + kHeight);
       for (int bin = 0; bin < kBins; ++bin)
-        out += fmt::format("V{:.1f}H{:.1f}", y + kHeight * (1 - double(counts[size_t(bin)]) / most),
-                           x + double(kWidth) * (bin + 1) / kBins);
-      out += fmt::format("V{}Z\"/><text x=\"{}\" y=\"{}\" text-anchor=\"end\">0 .. {:.3g}</text>\n", y + kHeight,
-                         x + kWidth, y + 10, histogram.quantile(0.999));
+        outline += fmt::format("V{:.1f}H{:.1f}", y + kHeight * (1 - double(counts[size_t(bin)]) / most),
+                               x + double(kWidth) * (bin + 1) / kBins);
+      svg.path(outline + fmt::format("V{}Z", y + kHeight), colour(0));
+      svg.text(x + kWidth, y + 10, fmt::format("0 .. {:.3g}", histogram.quantile(0.999)), Svg::Anchor::end);
     }
   }
-  return out + "</svg>\n";
+  return svg.finish(kLeft + model::kInputs * (kWidth + kGap), kTop + rows * (kHeight + kGap));
 }
 
 // ---- the command ----
@@ -220,7 +216,8 @@ Action add_calibrate(CLI::App& program) {
   CLI::App* command = program.add_subcommand(
       "calibrate",
       "Find thresholds of activation sparsity for a model: how small an input of a layer must be to be skipped. `run`, "
-      "`perplexity` and `bench` use them with --act-sparsity.");
+      "`perplexity` and `bench` use them with --act-sparsity. What `lacuna tune` found is not used: thresholds do not "
+      "depend on the machine.");
   command->add_option("MODEL", options->model, "a .gguf file or a Hugging Face folder")->required();
   command
       ->add_option("--text", options->text,
@@ -266,6 +263,14 @@ Action add_calibrate(CLI::App& program) {
         ->type_name("N");
   };
   count("--tokens", c.tokens, "tokens of text that the quantiles come from");
+  command
+      ->add_option(
+          "--sparse-tokens", c.sparse_tokens,
+          "tokens of it that run again for each mode and level with inputs left out: what earlier layers leave "
+          "out changes what later ones read; 0: thresholds are quantiles of the dense model's inputs")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
+      ->capture_default_str()
+      ->type_name("N");
   count("--ctx", c.ctx, "tokens of a window; at most the model's context");
   command->add_option("--skip", c.skipped, "first positions of each window that are left out: they run dense in use")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))

@@ -47,16 +47,20 @@ InterruptGuard::~InterruptGuard() { ::sigaction(SIGINT, &g_old_action, nullptr);
 bool InterruptGuard::interrupted() { return g_interrupted != 0; }
 void InterruptGuard::clear() { g_interrupted = 0; }
 
+void check_prompt(const LoadedModel& model, std::span<const int32_t> prompt, int64_t capacity) {
+  if (prompt.empty())
+    throw Error("the prompt is empty and the model adds no BOS token; give at least one token of text");
+  if (int64_t(prompt.size()) > capacity)
+    throw Error("the prompt has {} tokens, but the context holds {} (the model allows {}); shorten it or raise --ctx",
+                prompt.size(), capacity, model.decoder->config().n_ctx);
+}
+
 Generation generate(const LoadedModel& model, Sequence& sequence, model::Sampler& sampler,
                     std::span<const int32_t> prompt, const GenerateOptions& options,
                     const std::function<void(std::string_view)>& on_text) {
   model::Session& session = sequence.session;
-  if (prompt.empty())
-    throw Error("the prompt is empty and the model adds no BOS token; give at least one token of text");
+  check_prompt(model, prompt, session.capacity());
   const int64_t length = int64_t(prompt.size());
-  if (length > session.capacity())
-    throw Error("the prompt has {} tokens, but the context holds {} (the model allows {}); shorten it or raise --ctx",
-                length, session.capacity(), model.decoder->config().n_ctx);
 
   // Keep what the cache already holds of the prompt, all but its last token.
   const auto same = std::mismatch(sequence.ids.begin(), sequence.ids.end(), prompt.begin(), prompt.end()).first;

@@ -41,6 +41,9 @@ struct GenerateOptions {
   bool ignore_end = false;
 };
 
+/// Throws Error when the prompt is empty or longer than `capacity`.
+void check_prompt(const LoadedModel& model, std::span<const int32_t> prompt, int64_t capacity);
+
 /// Makes the cache hold `prompt` (only what differs from it is computed; the last token always is, for its logits),
 /// then generates. on_text receives whole characters. Throws Error when the prompt is empty or does not fit.
 Generation generate(const LoadedModel& model, Sequence& sequence, model::Sampler& sampler,

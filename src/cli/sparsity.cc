@@ -8,7 +8,7 @@
 
 namespace lacuna::cli {
 
-void add_sparsity(CLI::App& command, SparsityFlags& flags) {
+void add_sparsity(CLI::App& command, SparsityFlags& flags, bool several_prefixes) {
   constexpr const char* kGroup = "Activation sparsity";
   const auto parse = [&flags](const std::string& text) {
     double value = 0;
@@ -42,10 +42,15 @@ void add_sparsity(CLI::App& command, SparsityFlags& flags) {
                   "file of thresholds; default: MODEL.thresholds.gguf where it exists, else the model's own")
       ->type_name("FILE")
       ->group(kGroup);
-  command.add_option("--dense-prefix", flags.dense_prefix, "first positions that never skip anything")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+  const std::string prefix = "first positions that never skip anything";
+  CLI::Option* dense_prefix =
+      several_prefixes
+          ? command.add_option("--dense-prefix", flags.dense_prefixes, prefix + "; 0,4: --sweep does both")
+                ->delimiter(',')
+          : command.add_option("--dense-prefix", flags.dense_prefix, prefix);
+  dense_prefix->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
       ->capture_default_str()
-      ->type_name("P")
+      ->type_name(several_prefixes ? "LIST" : "P")
       ->group(kGroup);
   command.add_flag("--dense", flags.dense, "skip nothing, whatever thresholds there are (the default)")
       ->excludes(sparsity)

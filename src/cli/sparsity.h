@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cli/command.h"
 #include "model/sparsity.h"
@@ -13,6 +14,7 @@ struct SparsityFlags {
   double act_sparsity = 0;                  // a share; 0: dense
   std::string mode, criterion, thresholds;  // empty: the default
   int64_t dense_prefix = 4;
+  std::vector<int64_t> dense_prefixes = {4};  // of a command that takes several
   bool dense = false;
 
   model::Criterion criterion_or_default() const {
@@ -21,8 +23,9 @@ struct SparsityFlags {
   bool sparse() const { return act_sparsity > 0; }
 };
 
-/// Adds --act-sparsity, --act-mode, --criterion, --thresholds, --dense-prefix, --dense.
-void add_sparsity(CLI::App& command, SparsityFlags& flags);
+/// Adds --act-sparsity, --act-mode, --criterion, --thresholds, --dense-prefix, --dense. several_prefixes:
+/// --dense-prefix takes a list and goes to dense_prefixes.
+void add_sparsity(CLI::App& command, SparsityFlags& flags, bool several_prefixes = false);
 
 /// MODEL.thresholds.gguf beside the model.
 std::string side_file(const std::string& model);

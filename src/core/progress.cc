@@ -36,8 +36,11 @@ Progress::Progress(std::string what, int64_t total, std::string unit)
       drawn_(start_ - kRedraw),
       terminal_(::isatty(STDERR_FILENO) == 1) {}
 
-Progress::~Progress() {
+Progress::~Progress() { hide(); }
+
+void Progress::hide() {
   if (dirty_) std::fputs("\r\x1b[K", stderr);
+  dirty_ = false;
 }
 
 void Progress::add(int64_t amount_done) { set(done_ + amount_done); }

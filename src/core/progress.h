@@ -17,6 +17,8 @@ class Progress {
   /// Adds to the amount done; redraws at most ten times a second. Not thread-safe.
   void add(int64_t amount);
   void set(int64_t done);
+  /// Clears the line until the next add or set, so that others can print.
+  void hide();
 
  private:
   void draw();

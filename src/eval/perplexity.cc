@@ -70,6 +70,7 @@ PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer,
     }
     result.tokens += scored;
     if (progress) progress->add(ctx);
+    if (options.on_window) options.on_window(scored);
   }
   const auto n = double(result.tokens);
   const double mean = sum / n;
@@ -78,6 +79,10 @@ PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer,
   result.act_sparsity = decoder.sparsity_counts().share();
   result.std_error = n > 1 ? result.ppl * std::sqrt(variance / (n - 1)) : 0.0;
   return result;
+}
+
+int64_t tokens_behind(int64_t dense_prefix, const PerplexityOptions& options, const PerplexityResult& result) {
+  return result.windows * std::max<int64_t>(0, options.ctx - 1 - dense_prefix);  // the last token is not run
 }
 
 }  // namespace lacuna::eval

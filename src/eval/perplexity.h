@@ -28,6 +28,8 @@ struct PerplexityOptions {
   std::function<void(int64_t rows)> on_start;
   /// Optional: receives the logits of every scored position, in order. logits: [n_vocab].
   std::function<void(std::span<const float> logits)> on_logits;
+  /// Optional: told after each window how many positions it scored.
+  std::function<void(int64_t rows)> on_window;
 };
 
 struct PerplexityResult {
@@ -45,5 +47,8 @@ struct PerplexityResult {
 /// position).
 PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer, std::string_view text,
                             const PerplexityOptions& options);
+
+/// Tokens of such a run at positions from `dense_prefix` of their windows on: those that leave inputs out.
+int64_t tokens_behind(int64_t dense_prefix, const PerplexityOptions& options, const PerplexityResult& result);
 
 }  // namespace lacuna::eval

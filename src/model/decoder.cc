@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <deque>
 #include <optional>
 #include <set>
@@ -103,6 +104,7 @@ struct Decoder::Impl {
   SparsityCounts counts;
   Observer observer;
   bool one_token = false;  // what forward runs; rows of the last layer may be fewer than its tokens
+  int64_t n_sessions = 1;  // several: rows are one token of each, all at the same position
 
   // Workspace: rows of kBatch tokens.
   HugeBuffer workspace;
@@ -128,11 +130,14 @@ struct Decoder::Impl {
   void embed(std::span<const int32_t> ids, int64_t position);
   void rotary_tables(int64_t M, int64_t position);
   /// Runs the layers; rows of x from M - `wanted` on hold the last layer's result afterwards.
-  void run_layers(const Session& session, int64_t M, int64_t wanted);
+  /// Several sessions: one row of each, wanted is M.
+  void run_layers(std::span<Session* const> sessions, int64_t M, int64_t wanted);
   /// Logits of rows [row, row + count) of x, count <= kHeadRows, into `logits`.
   void run_head(int64_t row, int64_t count);
   /// The whole of forward; sink may be nullptr for Want::none and Want::last.
   void forward(Session& session, std::span<const int32_t> ids, Want want, const LogitsSink* sink);
+  void forward_each(std::span<Session* const> sessions, std::span<const int32_t> ids);
+  void check_ids(const Session& session, std::span<const int32_t> ids, int64_t total) const;
 };
 
 void Decoder::Impl::bind(const io::Checkpoint& checkpoint, const LoadOptions& options) {
@@ -242,18 +247,21 @@ void Decoder::Impl::run_group(int64_t index, Input input, LinearGroup& group, co
   const int64_t K = input_widths(config)[i];
   if (observer) observer(index, input, in, M, K, position);
   Activation rows{in, M, K};
-  if (sparsity && (one_token || sparsity->mask_batches) && position + M > sparsity->dense_prefix) {
+  const bool each = n_sessions > 1;
+  const bool leaves_out = sparsity && (each ? sparsity->unite_sessions : one_token || sparsity->mask_batches);
+  if (leaves_out && position + (each ? 1 : M) > sparsity->dense_prefix) {
     const Thresholds& thresholds = sparsity->thresholds;
     const float t = thresholds.t[size_t(index)][i];
     const float* norms = thresholds.norms.empty() ? nullptr : thresholds.norms[size_t(index)][i].data();
-    const int64_t dense = std::clamp<int64_t>(sparsity->dense_prefix - position, 0, M);
+    const int64_t dense = each ? 0 : std::clamp<int64_t>(sparsity->dense_prefix - position, 0, M);
     std::atomic<int64_t> inactive{0};
     if (t == 0) {
       // everything is active
-    } else if (M == 1) {
+    } else if (M == 1 || each) {
       rows.active = active.data();
-      rows.active_count = collect_active(in, norms, t, K, active.data());
-      inactive = K - rows.active_count;
+      rows.active_count = M == 1 ? collect_active(in, norms, t, K, active.data())
+                                 : collect_active_of_any(in, M, norms, t, K, active.data());
+      inactive = M * (K - rows.active_count);
     } else {
       std::copy_n(in, dense * K, masked);
       pool.parallel_for(M - dense, 8, [&](int64_t begin, int64_t end) {
@@ -286,8 +294,10 @@ void Decoder::Impl::embed(std::span<const int32_t> ids, int64_t position) {
     project_in->run({word, M, n_word}, out);
   }
   if (positions != nullptr) {
-    layout::decode_rows(*positions->layout, positions->shape, positions->bytes, position + c.position_offset, M,
-                        position_rows, positions->params);
+    const int64_t together = n_sessions > 1 ? 1 : M;
+    for (int64_t m = 0; m < M; m += together)
+      layout::decode_rows(*positions->layout, positions->shape, positions->bytes, position + c.position_offset,
+                          together, position_rows + m * c.n_embd, positions->params);
     kernels::add(pool, position_rows, M * c.n_embd, x);
   }
 }
@@ -297,13 +307,14 @@ void Decoder::Impl::rotary_tables(int64_t M, int64_t position) {
   const auto half = int64_t(rope.inv_freq.size());
   if (half == 0) return;
   pool.parallel_for(M, 32, [&](int64_t begin, int64_t end) {
-    for (int64_t m = begin; m < end; ++m) rotary_row(rope, position + m, cos + m * half, sin + m * half);
+    for (int64_t m = begin; m < end; ++m)
+      rotary_row(rope, n_sessions > 1 ? position : position + m, cos + m * half, sin + m * half);
   });
 }
 
-void Decoder::Impl::run_layers(const Session& session, int64_t M, int64_t wanted) {
+void Decoder::Impl::run_layers(std::span<Session* const> sessions, int64_t M, int64_t wanted) {
   const Config& c = config;
-  const int64_t position = session.length();
+  const int64_t position = sessions[0]->length(), each = M / int64_t(sessions.size());  // rows of a session
   const float scale = 1 / std::sqrt(float(c.head_dim));
   int64_t rows = M;
   float* residual = x;
@@ -320,8 +331,11 @@ void Decoder::Impl::run_layers(const Session& session, int64_t M, int64_t wanted
       kernels::rope(pool, q, M, c.n_heads, c.head_dim, q_width(), cos, sin, c.rope.n_rot, c.rope.adjacent);
       kernels::rope(pool, k, M, c.n_kv_heads, c.head_dim, kv_width(), cos, sin, c.rope.n_rot, c.rope.adjacent);
     }
-    const kernels::KvLayer cache = session.layer(index);
-    kernels::kv_store(pool, cache, position, M, k, kv_width(), v, kv_width());
+    for (size_t s = 0; s < sessions.size(); ++s) {
+      const int64_t row = int64_t(s) * each;
+      kernels::kv_store(pool, sessions[s]->layer(index), position, each, k + row * kv_width(), kv_width(),
+                        v + row * kv_width(), kv_width());
+    }
 
     // Past the last layer's keys and values only the wanted tokens matter.
     if (index + 1 == c.n_layers) {
@@ -331,17 +345,19 @@ void Decoder::Impl::run_layers(const Session& session, int64_t M, int64_t wanted
     }
     const int64_t skipped = M - rows;
     kernels::AttentionArgs args;
-    args.q = q + skipped * q_width();
     args.q_stride = q_width();
-    args.M = rows;
+    args.M = each - skipped;
     args.n_heads = c.n_heads;
-    args.cache = cache;
     args.position = position + skipped;
     args.window = c.window;
     args.scale = scale;
-    args.out = attended;
     args.out_stride = q_width();
-    kernels::attention(pool, args);
+    for (size_t s = 0; s < sessions.size(); ++s) {
+      args.q = q + (int64_t(s) * each + skipped) * q_width();
+      args.cache = sessions[s]->layer(index);
+      args.out = attended + int64_t(s) * args.M * q_width();
+      kernels::attention(pool, args);
+    }
     const std::array<Output, 1> out = {{{h, c.n_embd}}};
     run_group(index, Input::attn_out, *layer.o, attended, rows, position + skipped, out);
     kernels::add(pool, h, rows * c.n_embd, residual);
@@ -379,8 +395,7 @@ void Decoder::Impl::run_head(int64_t row, int64_t count) {
   head->run({in, count, n_word}, out);
 }
 
-void Decoder::Impl::forward(Session& session, std::span<const int32_t> ids, Want want, const LogitsSink* sink) {
-  const auto total = int64_t(ids.size());
+void Decoder::Impl::check_ids(const Session& session, std::span<const int32_t> ids, int64_t total) const {
   if (total > session.capacity() - session.length())
     throw Error(
         "{} tokens do not fit: the context holds {} and {} are taken; ask for a larger one (the model's limit is {}) "
@@ -389,15 +404,42 @@ void Decoder::Impl::forward(Session& session, std::span<const int32_t> ids, Want
   for (const int32_t id : ids)
     if (id < 0 || id >= config.n_vocab)
       throw Error("token id {} is outside the model's vocabulary of {}", id, config.n_vocab);
+}
 
+void Decoder::Impl::forward_each(std::span<Session* const> sessions, std::span<const int32_t> ids) {
+  static_assert(kMostSessions <= kHeadRows && kMostSessions <= kBatch);
+  const auto M = int64_t(sessions.size());
+  if (M < 1 || M > kMostSessions || int64_t(ids.size()) != M)
+    throw Error("{} tokens for {} sessions; expected one for each of 1 to {}", ids.size(), M, kMostSessions);
+  const int64_t position = sessions[0]->length();
+  for (const Session* session : sessions) {
+    if (session->length() != position)
+      throw Error("sessions of {} and {} tokens cannot run together", position, session->length());
+    check_ids(*session, ids, 1);
+  }
+  one_token = M == 1;
+  n_sessions = M;
+  embed(ids, position);
+  rotary_tables(M, position);
+  run_layers(sessions, M, M);
+  n_sessions = 1;
+  for (Session* session : sessions) ++session->length_;
+  run_head(0, M);
+}
+
+void Decoder::Impl::forward(Session& session, std::span<const int32_t> ids, Want want, const LogitsSink* sink) {
+  const auto total = int64_t(ids.size());
+  check_ids(session, ids, total);
   one_token = total == 1;
+  n_sessions = 1;
   for (int64_t first = 0; first < total; first += kBatch) {
     const int64_t M = std::min(kBatch, total - first);
     const bool last_batch = first + M == total;
     const int64_t wanted = want == Want::all ? M : want == Want::last && last_batch ? 1 : 0;
     embed(ids.subspan(size_t(first), size_t(M)), session.length());
     rotary_tables(M, session.length());
-    run_layers(session, M, want == Want::layers ? M : wanted);
+    Session* const one = &session;
+    run_layers({&one, 1}, M, want == Want::layers ? M : wanted);
     session.length_ += M;
     for (int64_t row = M - wanted; row < M; row += kHeadRows) {
       const int64_t count = std::min(kHeadRows, M - row);
@@ -430,6 +472,25 @@ void Session::truncate(int64_t length) {
   length_ = length;
 }
 
+void Session::copy(const Session& other, int64_t same) {
+  if (layers_.size() != other.layers_.size() || capacity_ != other.capacity_ || buffer_.size() != other.buffer_.size())
+    throw Error("a session of {} tokens' capacity cannot become one of {} of another kind", capacity_, other.capacity_);
+  if (same < 0 || same > std::min(length_, other.length_))
+    throw Error("sessions of {} and {} tokens cannot agree in {}", length_, other.length_, same);
+  for (size_t index = 0; index < layers_.size(); ++index) {
+    const kernels::KvLayer &to = layers_[index], &from = other.layers_[index];
+    const int64_t bytes = kernels::kv_head_bytes(to.type, to.head_dim);
+    for (int64_t h = 0; h < to.n_kv_heads; ++h) {
+      const int64_t place = (h * capacity_ + same) * bytes, count = (other.length_ - same) * bytes;
+      std::memcpy(static_cast<std::byte*>(to.keys) + place, static_cast<const std::byte*>(from.keys) + place,
+                  size_t(count));
+      std::memcpy(static_cast<std::byte*>(to.values) + place, static_cast<const std::byte*>(from.values) + place,
+                  size_t(count));
+    }
+  }
+  length_ = other.length_;
+}
+
 kernels::KvLayer Session::layer(int64_t index) const { return layers_[size_t(index)]; }
 
 // ---- Decoder ----
@@ -456,6 +517,11 @@ std::span<const float> Decoder::forward(Session& session, std::span<const int32_
   if (ids.empty()) throw Error("no tokens to run: there are no logits of an empty text");
   impl_->forward(session, ids, Want::last, nullptr);
   return {impl_->logits, size_t(impl_->config.n_vocab)};
+}
+
+std::span<const float> Decoder::forward(std::span<Session* const> sessions, std::span<const int32_t> ids) {
+  impl_->forward_each(sessions, ids);
+  return {impl_->logits, sessions.size() * size_t(impl_->config.n_vocab)};
 }
 
 void Decoder::set_sparsity(std::optional<SparsityOptions> options) {
@@ -490,6 +556,9 @@ void Decoder::set_sparsity(std::optional<SparsityOptions> options) {
 
 const SparsityCounts& Decoder::sparsity_counts() const { return impl_->counts; }
 const std::optional<SparsityOptions>& Decoder::sparsity() const { return impl_->sparsity; }
+void Decoder::set_threshold(int64_t layer, Input input, float t) {
+  impl_->sparsity.value().thresholds.t[size_t(layer)][size_t(input)] = t;
+}
 void Decoder::set_observer(Observer observer) { impl_->observer = std::move(observer); }
 
 void Decoder::embed(std::span<const int32_t> ids, int64_t position, float* x) {

@@ -36,6 +36,8 @@ struct SparsityOptions {
   /// Several tokens at once are dense, as decoding runs a prompt; true: each has its own inputs masked, as if the
   /// tokens had come one by one.
   bool mask_batches = false;
+  /// One token of each of several sessions runs dense; true: it runs sparse with the inputs that any of them needs.
+  bool unite_sessions = false;
 };
 
 /// Inputs seen by the layers since the counts were last cleared, tokens that ran dense not counted.
@@ -66,6 +68,9 @@ class Session {
   int64_t bytes() const { return int64_t(buffer_.size()); }
   /// Forgets everything from position `length` on.
   void truncate(int64_t length);
+  /// Becomes the same sequence as `other`, of the same decoder, capacity and type; `same`: the two agree before this
+  /// position, so that only what follows is copied. Throws Error when they do not fit.
+  void copy(const Session& other, int64_t same);
 
  private:
   friend class Decoder;
@@ -101,6 +106,10 @@ class Decoder {
   void forward(Session& session, std::span<const int32_t> ids, Want want, const LogitsSink& sink);
   /// forward of ids with the last token's logits; the view is valid until the next call.
   std::span<const float> forward(Session& session, std::span<const int32_t> ids);
+  /// One token of each session, in one batch: ids[i] goes to sessions[i]; the sessions differ and are equally long.
+  /// Returns logits [sessions, n_vocab], valid until the next call. Throws Error as the others do. No allocation.
+  static constexpr int64_t kMostSessions = 64;
+  std::span<const float> forward(std::span<Session* const> sessions, std::span<const int32_t> ids);
 
   /// From now on tokens leave inactive inputs out; nullopt: dense again. An input of which the calibration left out
   /// less than its plan's dense_below runs dense. Throws Error when the thresholds are not this model's. Clears the
@@ -109,6 +118,9 @@ class Decoder {
   /// As set, with threshold 0 where the plan runs an input dense.
   const std::optional<SparsityOptions>& sparsity() const;
   const SparsityCounts& sparsity_counts() const;
+
+  /// Of a decoder with thresholds: another one for this input, from the next group on (an observer may call it).
+  void set_threshold(int64_t layer, Input input, float t);
 
   /// Sees the inputs of every group before anything is left out. x: [M, K], rows K floats apart, the first at
   /// `position`. Of the last layer's attn_out, ffn_in and ffn_down only the wanted tokens come.
