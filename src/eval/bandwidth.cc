@@ -115,4 +115,22 @@ double measure_column_read_gb_s(ThreadPool& pool, int64_t column_bytes, double s
   return best;
 }
 
+double measure_clock_ghz() {
+  constexpr int64_t kAdditions = 20'000'000;
+  double best = 0;
+  uint64_t sum = 1, step = 3;
+  for (int pass = 0; pass < 5; ++pass) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < kAdditions; i += 8) {
+      for (int j = 0; j < 8; ++j) {
+        sum += step;  // one cycle; the compiler knows neither of the two
+        asm volatile("" : "+r"(sum), "+r"(step));
+      }
+    }
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    best = std::max(best, double(kAdditions) / seconds / 1e9);
+  }
+  return best;
+}
+
 }  // namespace lacuna::eval

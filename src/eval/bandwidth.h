@@ -20,4 +20,7 @@ double measure_read_gb_s(ThreadPool& pool);
 /// Throws Error unless 64 <= column_bytes and 0 < share <= 1.
 double measure_column_read_gb_s(ThreadPool& pool, int64_t column_bytes, double share);
 
+/// Cycles a second of the calling thread's core under load: those of a chain of dependent additions.
+double measure_clock_ghz();
+
 }  // namespace lacuna::eval

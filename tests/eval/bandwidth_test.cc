@@ -32,6 +32,12 @@ TEST(Bandwidth, LongColumnsComeFasterThanShortOnes) {
   EXPECT_GT(measure_column_read_gb_s(pool, 9216, 0.25), 1.2 * measure_column_read_gb_s(pool, 64, 0.25));
 }
 
+TEST(Bandwidth, ClockOfARealCore) {
+  const double ghz = measure_clock_ghz();
+  EXPECT_GT(ghz, 0.05);  // other programs may take most of the core
+  EXPECT_LT(ghz, 8);
+}
+
 TEST(Bandwidth, RefusesWhatItCannotMeasure) {
   ThreadPool pool(1);
   const auto expect_refused = [&](int64_t bytes, double share) {
