@@ -1,0 +1,97 @@
+#include "cli/svg.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+namespace lacuna::cli {
+namespace {
+
+constexpr double kLeft = 210, kBarsWidth = 520, kRight = 110, kBar = 11, kGap = 8, kMargin = 14, kLine = 16;
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else
+      out += c;
+  }
+  return out;
+}
+
+/// Draws one chart from `top` on; returns where it ends.
+double draw_chart(const BarChart& chart, double top, Svg& svg) {
+  double most = chart.mark.value_or(0);
+  for (const BarChart::Group& group : chart.groups)
+    for (const std::optional<double>& value : group.values) most = std::max(most, value.value_or(0));
+  const double scale = most > 0 ? kBarsWidth / most : 0;
+  double y = top + kMargin + kLine;
+  svg.text(kMargin, y, chart.title);
+  y += kLine;
+  double x = kMargin;
+  for (size_t s = 0; s < chart.series.size(); ++s) {
+    svg.rectangle(x, y - 9, 10, 10, colour(s));
+    svg.text(x + 14, y, chart.series[s]);
+    x += 30 + 7 * double(chart.series[s].size());
+  }
+  y += kGap;
+  const double bars_top = y;
+  for (const BarChart::Group& group : chart.groups) {
+    svg.text(kLeft - 8, y + kBar, group.name, Svg::Anchor::end);
+    for (size_t s = 0; s < group.values.size(); ++s) {
+      if (!group.values[s]) continue;
+      const double width = scale * *group.values[s];
+      svg.rectangle(kLeft, y, width, kBar - 1, colour(s));
+      svg.text(kLeft + width + 4, y + kBar - 2, fmt::format("{:.3g} {}", *group.values[s], chart.unit));
+      y += kBar;
+    }
+    y += kGap;
+  }
+  if (chart.mark) svg.rectangle(kLeft + scale * *chart.mark, bars_top, 1, y - bars_top, "#888888");
+  return y;
+}
+
+}  // namespace
+
+void Svg::text(double x, double y, std::string_view text, Anchor anchor) {
+  body_ += fmt::format("<text x=\"{:.6g}\" y=\"{:.6g}\"{}>{}</text>\n", x, y,
+                       anchor == Anchor::end ? " text-anchor=\"end\"" : "", escaped(text));
+}
+
+void Svg::rectangle(double x, double y, double width, double height, std::string_view fill) {
+  body_ += fmt::format("<rect x=\"{:.6g}\" y=\"{:.6g}\" width=\"{:.6g}\" height=\"{:.6g}\" fill=\"{}\"/>\n", x, y,
+                       width, height, fill);
+}
+
+void Svg::path(std::string_view d, std::string_view fill) {
+  body_ += fmt::format("<path fill=\"{}\" d=\"{}\"/>\n", fill, d);
+}
+
+std::string Svg::finish(double width, double height) const {
+  return fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.6g}\" height=\"{1:.6g}\" font-family=\"sans-serif\" "
+      "font-size=\"11\">\n"
+      "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n{2}</svg>\n",
+      width, height, body_);
+}
+
+std::string_view colour(size_t n) {
+  static constexpr std::array<std::string_view, 7> kColours = {"#4477aa", "#66ccee", "#228833", "#ccbb44",
+                                                               "#ee6677", "#aa3377", "#bbbbbb"};
+  return kColours[n % kColours.size()];
+}
+
+std::string draw(const std::vector<BarChart>& charts) {
+  Svg svg;
+  double y = 0;
+  for (const BarChart& chart : charts) y = draw_chart(chart, y, svg);
+  return svg.finish(kLeft + kBarsWidth + kRight, y + kMargin);
+}
+
+}  // namespace lacuna::cli
