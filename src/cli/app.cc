@@ -58,8 +58,8 @@ int run_checked(int argc, char** argv) {
   program.add_flag("--version", version, "print version, commit, compiler, SIMD target and build type");
 
   std::vector<Action> actions;
-  for (const auto add : {add_pull, add_run, add_inspect, add_tokenize, add_quantize, add_calibrate, add_perplexity,
-                         add_bench, add_synth})
+  for (const auto add : {add_pull, add_run, add_inspect, add_tokenize, add_quantize, add_calibrate, add_tune,
+                         add_perplexity, add_bench, add_synth})
     actions.push_back(add(program));
   const std::vector<CLI::App*> commands = program.get_subcommands([](CLI::App*) { return true; });
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "cli/command.h"
+#include "cli/profile.h"
 #include "cli/scratch.h"
 #include "cli/sparsity.h"
 #include "core/error.h"
@@ -27,6 +28,8 @@ struct Options : Common {
   std::string model, synthetic, layout = "q4_K", head_layout = "q6_K", scratch, kv = "f16", prepare = "auto";
   std::vector<std::string> what = {"linear", "decode", "prefill"};
   SparsityFlags sparsity;
+  ProfileFlags profile;
+  bool explain = false;
   int runs = 10;
   int64_t prompt = 512, gen = 128, context = 0, tokens = 1, n_layers = 0;
   uint64_t seed = 0;
@@ -163,16 +166,22 @@ int bench(const Options& options) {
   const std::string path = synthetic ? synthetic->path() : options.model;
   const std::string shape =
       synthetic ? options.synthetic : std::filesystem::path(path).lexically_normal().filename().string();
+  const MachinePlans plans = load_plans(options.profile, options.threads);
   const eval::BenchOptions wanted{
       .runs = options.runs,
       .prepare = options.prepare == "auto" ? kernels::Prepare::automatic : kernels::Prepare::in_place,
-      .act_sparsity = options.sparsity.act_sparsity};
+      .act_sparsity = options.sparsity.act_sparsity,
+      .plans = &plans.plans,
+      .deterministic = plans.deterministic};
   Report report(options, shape, ceiling);
 
   if (asked(options, "decode") || asked(options, "prefill")) {
-    const LoadedModel model = load_model(path, options, wanted.prepare);
+    const LoadedModel model = load_model(path, options, plans.load_options(wanted.prepare));
     const kernels::KvType kv = parse_kv(options.kv);
     make_sparse(model, path, options);
+    if (options.explain)
+      fmt::print(stderr, "{}{}{}", model.decoder->explain(), explain_plans(model.checkpoint, plans),
+                 explain_sparsity(model, plans));
     if (asked(options, "prefill"))
       report.add(eval::bench_prefill(*model.decoder, model.checkpoint, options.prompt, kv, wanted), model.load_s);
     if (asked(options, "decode"))
@@ -185,6 +194,7 @@ int bench(const Options& options) {
   // Last: its copies of small models would count as the memory of the rows above.
   if (asked(options, "linear")) {
     const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+    if (options.explain && options.what.size() == 1) fmt::print(stderr, "{}", explain_plans(checkpoint, plans));
     ThreadPool pool(options.threads);
     const auto rows = options.tokens == 1 ? eval::bench_linear(checkpoint, pool, wanted)
                                           : eval::bench_gemm(checkpoint, pool, options.tokens, wanted);
@@ -244,6 +254,9 @@ Action add_bench(CLI::App& program) {
       ->type_name("M");
   add_kv(*command, options->kv);
   add_sparsity(*command, options->sparsity);
+  add_profile(*command, options->profile);
+  command->add_flag("--explain", options->explain,
+                    "print to stderr which kernels run each group of weights, their plans and which inputs run sparse");
   command
       ->add_option("--prepare", options->prepare,
                    "auto: repack weights where that is faster; in_place: read them from the mapped file")

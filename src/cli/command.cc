@@ -128,12 +128,12 @@ const Tokenizer& LoadedModel::need_tokenizer() const {
   return *tokenizer;
 }
 
-LoadedModel load_model(const std::string& path, const Common& common, kernels::Prepare prepare) {
+LoadedModel load_model(const std::string& path, const Common& common, const model::LoadOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   LoadedModel model{io::Checkpoint::open(path), std::nullopt, std::make_unique<ThreadPool>(common.threads), nullptr, 0};
   if (model.checkpoint.vocabulary().model != Vocabulary::Model::none)
     model.tokenizer.emplace(model.checkpoint.vocabulary());
-  model.decoder = model::Decoder::load(model.checkpoint, *model.pool, {.prepare = prepare, .progress = true});
+  model.decoder = model::Decoder::load(model.checkpoint, *model.pool, options);
   model.load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return model;
 }

@@ -42,6 +42,7 @@ Action add_bench(CLI::App& program);
 Action add_synth(CLI::App& program);
 Action add_quantize(CLI::App& program);
 Action add_calibrate(CLI::App& program);
+Action add_tune(CLI::App& program);
 Action add_pull(CLI::App& program);
 
 void add_common(CLI::App& command, Common& common);
@@ -91,7 +92,6 @@ struct LoadedModel {
   /// Throws Error when the files have no tokenizer.
   const Tokenizer& need_tokenizer() const;
 };
-LoadedModel load_model(const std::string& path, const Common& common,
-                       kernels::Prepare prepare = kernels::Prepare::automatic);
+LoadedModel load_model(const std::string& path, const Common& common, const model::LoadOptions& options = {});
 
 }  // namespace lacuna::cli

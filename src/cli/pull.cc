@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <optional>
 
+#include "cli/cache.h"
 #include "cli/command.h"
 #include "cli/pull/http.h"
 #include "cli/pull/hub.h"
@@ -25,15 +25,12 @@ struct Options : Common {
   double retry_wait = 1;
 };
 
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
-
 std::string models_dir() {
   if (const std::string set = environment("LACUNA_MODELS"); !set.empty()) return set;
-  if (const std::string home = environment("HOME"); !home.empty()) return home + "/.cache/lacuna/models";
-  throw Error("neither LACUNA_MODELS nor HOME is set; say where to store models with LACUNA_MODELS=FOLDER or -o FILE");
+  if (const std::string cache = cache_folder(); !cache.empty()) return cache + "/models";
+  throw Error(
+      "neither LACUNA_MODELS nor LACUNA_CACHE nor HOME is set; say where to store models with LACUNA_MODELS=FOLDER or "
+      "-o FILE");
 }
 
 std::string endpoint(const Options& options) {
@@ -150,12 +147,13 @@ Action add_pull(CLI::App& program) {
     names += model.name;
     names += ", ";
   }
-  CLI::App* command = program.add_subcommand("pull",
-                                             "Bring a model to this machine and print its path. Downloads go on where "
-                                             "they were interrupted; what is there is not "
-                                             "fetched again. The environment: LACUNA_MODELS is the folder for models "
-                                             "(default ~/.cache/lacuna/models), HF_TOKEN "
-                                             "the hub's access token, HF_ENDPOINT its address, https_proxy a proxy.");
+  CLI::App* command = program.add_subcommand(
+      "pull",
+      "Bring a model to this machine and print its path. Downloads go on where "
+      "they were interrupted; what is there is not "
+      "fetched again. The environment: LACUNA_MODELS is the folder for models "
+      "(default: models in LACUNA_CACHE, else in XDG_CACHE_HOME/lacuna, else in ~/.cache/lacuna), HF_TOKEN "
+      "the hub's access token, HF_ENDPOINT its address, https_proxy a proxy.");
   command
       ->add_option("NAME", options->name,
                    names + "or hf:OWNER/REPO[@REVISION][/FILE] from the Hugging Face hub, or an http(s):// address")

@@ -6,17 +6,48 @@
 #include <spdlog/spdlog.h>
 
 #include <chrono>
+#include <map>
 
 #include "cli/command.h"
+#include "cli/profile.h"
+#include "core/error.h"
+#include "model/weight_groups.h"
 
 namespace lacuna::cli {
 namespace {
 
 struct Options : Common {
   std::string model, out, layout = "q4_K", head_layout, embedding_layout;
-  int64_t tile_rows = 0;
+  std::string tile_rows = "0";
   bool pure = false, strict = false;
 };
+
+/// --tile-rows: a number for all tensors, or what this machine's profile says of the groups that they are run in.
+void set_tile_rows(const io::Checkpoint& source, const Options& options, io::QuantizeOptions& wanted) {
+  if (options.tile_rows != "auto") {
+    if (!CLI::detail::lexical_cast(options.tile_rows, wanted.params.tile_rows))
+      throw Error("--tile-rows {}: expected auto or a number of outputs, a multiple of 256, or 0", options.tile_rows);
+    return;
+  }
+  if (!layout::get(wanted.layout).zigzag)
+    throw Error("--tile-rows auto: {} has no tiles; it is for the zigzag layouts", options.layout);
+  const MachinePlans plans = load_plans({}, options.threads);
+  if (!plans.profile)
+    throw Error(
+        "--tile-rows auto needs a profile of this machine with {} threads: quantize without it, run `lacuna tune` on "
+        "the "
+        "result, then quantize again",
+        options.threads);
+  std::map<std::string, const layout::Layout*> stored;
+  for (const auto& tensor : io::plan_quantize(source, wanted).tensors) stored[tensor.name] = tensor.stored;
+  for (int64_t layer = 0; layer < model::layer_count(source); ++layer) {
+    for (model::WeightGroup& group : model::layer_groups(source, layer)) {
+      for (kernels::WeightView& part : group.parts) part.layout = stored.at(part.name);
+      const int64_t tile_rows = plans.plans.of(group.parts).tile_rows;
+      for (const kernels::WeightView& part : group.parts) wanted.tensor_params[part.name].tile_rows = tile_rows;
+    }
+  }
+}
 
 int quantize(const Options& options) {
   check_common(options);
@@ -26,12 +57,12 @@ int quantize(const Options& options) {
   if (!options.head_layout.empty()) wanted.head_layout = layout_named("--head-layout", options.head_layout);
   if (!options.embedding_layout.empty())
     wanted.embedding_layout = layout_named("--embedding-layout", options.embedding_layout);
-  wanted.params.tile_rows = options.tile_rows;
   wanted.pure = options.pure;
   wanted.strict = options.strict;
 
   const auto start = std::chrono::steady_clock::now();
   const io::Checkpoint source = io::Checkpoint::open(options.model);
+  set_tile_rows(source, options, wanted);
   ThreadPool pool(options.threads);
   const io::QuantizeReport report = io::quantize(source, options.out, wanted, pool);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -91,10 +122,12 @@ Action add_quantize(CLI::App& program) {
       ->capture_default_str()
       ->type_name("NAME");
   command
-      ->add_option("--tile-rows", options->tile_rows,
-                   "zigzag layouts: outputs of a column that lie together, a multiple of 256; 0: whole columns")
+      ->add_option(
+          "--tile-rows", options->tile_rows,
+          "zigzag layouts: outputs of a column that lie together, a multiple of 256; 0: whole columns; auto: as "
+          "`lacuna tune` found best on this machine, so that `run --prepare in_place` can map the file as it is")
       ->capture_default_str()
-      ->type_name("N");
+      ->type_name("N|auto");
   CLI::Option* pure =
       command->add_flag("--pure", options->pure,
                         "every matrix in --layout, head and embedding too (with zz4_k: these two in q4_K, and so on)");

@@ -8,9 +8,11 @@
 #include <charconv>
 #include <set>
 
+#include "cli/beams.h"
 #include "cli/chat.h"
 #include "cli/command.h"
 #include "cli/generate.h"
+#include "cli/profile.h"
 #include "cli/sparsity.h"
 #include "core/error.h"
 
@@ -23,12 +25,14 @@ constexpr int64_t kDefaultTokens = 256;    // of a raw continuation; an answer g
 struct Options : Common {
   std::string model, prompt, file, kv = "f16", system, chat_template, prepare = "auto";
   std::vector<int32_t> prompt_ids;
-  int64_t tokens = 0, ctx = 0;
+  int64_t tokens = 0, ctx = 0, beams = 0;  // beams 0: sampling
   model::SamplerOptions sampler;
   SparsityFlags sparsity;
-  bool chat = false, raw = false, special = false, no_bos = false, ignore_end = false, explain = false;
+  ProfileFlags profile;
+  bool chat = false, raw = false, special = false, no_bos = false, ignore_end = false, explain = false,
+       beam_union = false;
   // Which of them were given.
-  bool has_prompt = false, has_file = false, has_ids = false, has_tokens = false;
+  bool has_prompt = false, has_file = false, has_ids = false, has_tokens = false, has_temp = false;
 };
 
 void print_statistics(const Generation& result, double load_s) {
@@ -61,6 +65,31 @@ ChatTemplate chat_template(const Options& options, const LoadedModel& model) {
       "{}: the model has no chat template; pass one with --chat-template NAME ({}), or give -p TEXT without "
       "--chat to continue raw text",
       model.checkpoint.path(), names);
+}
+
+/// What is added to the JSON of one text.
+Json beams_json(const BeamRun& run, const LoadedModel& model, const Options& options) {
+  Json texts = Json::array();
+  for (const model::Hypothesis& text : run.texts)
+    texts.push_back({{"text", text_of(model, text.ids)},
+                     {"ids", text.ids},
+                     {"log_probability", text.log_probability},
+                     {"score", text.score()},
+                     {"ended", text.ended}});
+  return {{"beams", options.beams},
+          {"beam_union", options.beam_union},
+          {"beam_tok_s", run.best.decode_s > 0 ? double(run.beam_tokens) / run.best.decode_s : 0},
+          {"beam_texts", std::move(texts)}};
+}
+
+void check_beams(const Options& options, bool chat) {
+  if (options.beam_union && options.beams < 2) throw Error("--beam-union needs --beams 2 or more");
+  if (options.beam_union && !options.sparsity.sparse())
+    throw Error("--beam-union needs --act-sparsity: without it nothing is skipped");
+  if (options.beams == 0) return;
+  if (chat) throw Error("--beams continues a prompt (-p or -f without --chat)");
+  if (options.has_temp && options.sampler.temperature > 0)
+    throw Error("--beams looks for the likeliest text and draws nothing: leave --temp out or give --temp 0");
 }
 
 /// "1,7,9"; every entry a number.
@@ -108,21 +137,33 @@ int run(const Options& options) {
   if (!chat && !options.system.empty()) throw Error("--system needs --chat: a raw continuation has no system message");
   if (chat && options.has_ids) throw Error("--prompt-ids cannot be used with --chat");
   if (chat && !has_prompt && options.json) throw Error("--json needs a prompt: give -p TEXT or -f FILE");
+  check_beams(options, chat);
   const std::string prompt = options.has_file ? read_input(options.file) : options.prompt;
 
-  LoadedModel model = load_model(options.model, options,
-                                 options.prepare == "auto" ? kernels::Prepare::automatic : kernels::Prepare::in_place);
+  const MachinePlans plans = load_plans(options.profile, options.threads);
+  LoadedModel model = load_model(
+      options.model, options,
+      plans.load_options(options.prepare == "auto" ? kernels::Prepare::automatic : kernels::Prepare::in_place));
   const InterruptGuard guard;  // Ctrl-C ends the program while it loads, from here on only the text that is being made
-  if (options.explain) fmt::print(stderr, "{}\n", model.decoder->explain());
   if (const auto thresholds = apply_sparsity(model, options.model, options.sparsity, false);
       thresholds && !options.json)
     spdlog::info(
         "each token skips about {:.0f}% of the layers' inputs ({}, {}), the first {} positions and the prompt none",
         100 * thresholds->level, name_of(thresholds->mode), name_of(thresholds->criterion),
         options.sparsity.dense_prefix);
+  if (options.explain)
+    fmt::print(stderr, "{}{}{}\n", model.decoder->explain(), explain_plans(model.checkpoint, plans),
+               explain_sparsity(model, plans));
+  if (options.beams > 1 && options.sparsity.sparse()) {
+    model::SparsityOptions sparsity = *model.decoder->sparsity();
+    sparsity.unite_sessions = options.beam_union;
+    model.decoder->set_sparsity(std::move(sparsity));
+    if (!options.beam_union)
+      spdlog::info("several beams run dense; --beam-union lets them skip the inputs that none of them needs");
+  }
   const int64_t model_ctx = model.decoder->config().n_ctx;
-  Sequence sequence(*model.decoder, options.ctx > 0 ? options.ctx : std::min(model_ctx, kDefaultContext),
-                    parse_kv(options.kv));
+  const int64_t capacity = options.ctx > 0 ? options.ctx : std::min(model_ctx, kDefaultContext);
+  Sequence sequence(*model.decoder, capacity, parse_kv(options.kv));
   model::Sampler sampler(options.sampler, model.decoder->config().n_vocab);
   const GenerateOptions generation{
       .max_tokens = options.has_tokens ? options.tokens : (chat ? -1 : kDefaultTokens),
@@ -134,6 +175,7 @@ int run(const Options& options) {
 
   Generation result;
   std::vector<int32_t> prompt_ids;
+  Json beams;
   if (chat) {
     const ChatTemplate style = chat_template(options, model);
     if (!options.chat_template.empty()) warn_of_lacking_markers(style, model.need_tokenizer());
@@ -148,17 +190,27 @@ int run(const Options& options) {
     prompt_ids = options.has_ids ? options.prompt_ids
                                  : model.need_tokenizer().encode(
                                        prompt, {.add_special = !options.no_bos, .parse_special = options.special});
-    result = generate(model, sequence, sampler, prompt_ids, generation, on_text);
+    if (options.beams > 0) {
+      BeamRun run = search_beams(model, capacity, parse_kv(options.kv), options.beams, prompt_ids, generation);
+      on_text(run.best.text);
+      beams = beams_json(run, model, options);
+      result = std::move(run.best);
+    } else {
+      result = generate(model, sequence, sampler, prompt_ids, generation, on_text);
+    }
   }
 
-  if (options.json)
-    print_json(result_json(result, prompt_ids, model.load_s, model.decoder->sparsity_counts().share()));
-  else
+  if (options.json) {
+    Json row = result_json(result, prompt_ids, model.load_s, model.decoder->sparsity_counts().share());
+    if (!beams.is_null()) row.update(beams);
+    print_json(row);
+  } else {
     print("\n");
+  }
   if (result.stop == Stop::context_full)
     fmt::print(stderr,
                "lacuna: the context of {} tokens is full, so the text ends here (the model allows {}; see --ctx)\n",
-               sequence.session.capacity(), model_ctx);
+               capacity, model_ctx);
   print_statistics(result, model.load_s);
   return result.stop == Stop::interrupted ? 130 : 0;
 }
@@ -199,10 +251,11 @@ Action add_run(CLI::App& program) {
   command->add_flag("--no-bos", options->no_bos, "do not add the special tokens (BOS) that the model adds");
   command->add_flag("--ignore-eos", options->ignore_end, "go on past the tokens that end a text");
 
-  command->add_option("--temp", options->sampler.temperature, "temperature; 0: always the likeliest token")
-      ->capture_default_str()
-      ->type_name("T")
-      ->group("Sampling");
+  CLI::Option* temp =
+      command->add_option("--temp", options->sampler.temperature, "temperature; 0: always the likeliest token")
+          ->capture_default_str()
+          ->type_name("T")
+          ->group("Sampling");
   command->add_option("--top-k", options->sampler.top_k, "only the K likeliest tokens; 0: off")
       ->capture_default_str()
       ->type_name("K")
@@ -232,6 +285,25 @@ Action add_run(CLI::App& program) {
   add_seed(*command, options->sampler.seed, "start of the random numbers: the same seed, the same text")
       ->group("Sampling");
 
+  CLI::Option* beams =
+      command
+          ->add_option("--beams", options->beams,
+                       "beam search with B beams: each step keeps the B likeliest continuations; the text with the "
+                       "largest log-probability divided by its tokens (the one that ends it included) is printed; 1: "
+                       "greedy. Several beams run dense")
+          ->check(CLI::Range(int64_t{1}, int64_t{16}))
+          ->type_name("B")
+          ->group("Beam search");
+  for (CLI::Option* other : command->get_options())
+    if (const std::string name = other->get_name(); name == "--top-k" || name == "--top-p" || name == "--min-p" ||
+                                                    name == "--repeat-penalty" || name == "--repeat-window" ||
+                                                    name == "--seed")
+      beams->excludes(other);
+  command
+      ->add_flag("--beam-union", options->beam_union,
+                 "with --act-sparsity: beams skip the inputs that none of them needs, instead of running dense")
+      ->group("Beam search");
+
   CLI::Option* chat =
       command
           ->add_flag("--chat", options->chat,
@@ -256,6 +328,7 @@ Action add_run(CLI::App& program) {
       ->type_name("C");
   add_kv(*command, options->kv);
   add_sparsity(*command, options->sparsity);
+  add_profile(*command, options->profile);
   command
       ->add_option(
           "--prepare", options->prepare,
@@ -263,13 +336,17 @@ Action add_run(CLI::App& program) {
       ->check(CLI::IsMember({"auto", "in_place"}))
       ->capture_default_str()
       ->type_name("HOW");
-  command->add_flag("--explain", options->explain, "print to stderr which kernels run each group of weights");
+  command->add_flag(
+      "--explain", options->explain,
+      "print to stderr which kernels run each group of weights, their plans and which inputs run sparse, with the "
+      "times that decided it");
   add_common(*command, *options);
-  return [options, prompt, file, ids, tokens] {
+  return [options, prompt, file, ids, tokens, temp] {
     options->has_prompt = prompt->count() > 0;
     options->has_file = file->count() > 0;
     options->has_ids = ids->count() > 0;
     options->has_tokens = tokens->count() > 0;
+    options->has_temp = temp->count() > 0;
     return run(*options);
   };
 }

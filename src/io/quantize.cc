@@ -275,6 +275,7 @@ int64_t rows_of_chunk(const Tensor& tensor, int64_t row_bytes) {
 
 void check_options(const QuantizeOptions& options) {
   layout::check_params(layout::get(options.layout), options.params);
+  for (const auto& [name, params] : options.tensor_params) layout::check_params(layout::get(options.layout), params);
   for (const auto& [id, what] :
        {std::pair{options.head_layout, "output head"}, std::pair{options.embedding_layout, "embedding table"}})
     if (id && layout::get(*id).zigzag)
@@ -299,12 +300,17 @@ QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& op
   for (const Tensor& tensor : source.tensors()) {
     const layout::Id wanted = wanted_layout(source, tensor, options);
     const layout::Layout& stored = layout::get(layout::fitting_layout(wanted, tensor.shape.K));
+    layout::Params params;
+    if (stored.zigzag) {
+      const auto own = options.tensor_params.find(tensor.name);
+      params = own == options.tensor_params.end() ? options.params : own->second;
+    }
     report.tensors.push_back({.name = tensor.name,
                               .dims = tensor.dims,
                               .source = tensor.layout,
                               .wanted = &layout::get(wanted),
                               .stored = &stored,
-                              .params = stored.zigzag ? options.params : layout::Params{},
+                              .params = params,
                               .count = tensor.shape.N * tensor.shape.K,
                               .bytes = stored.size_bytes(stored, tensor.shape)});
     const QuantizeReport::Tensor& planned = report.tensors.back();

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,6 +30,7 @@ namespace lacuna::io {
 struct QuantizeOptions {
   layout::Id layout = layout::Id::q4_K;
   layout::Params params = {};                                         // of `layout`
+  std::map<std::string, layout::Params> tensor_params = {};           // of these tensors, in place of `params`
   std::optional<layout::Id> head_layout = {}, embedding_layout = {};  // row layouts
   bool pure = false;                                                  // every matrix in `layout`
   bool strict = false;                                                // a tensor that would fall back is an Error

@@ -61,6 +61,9 @@ class LinearGroup {
   virtual int64_t weight_bytes() const = 0;
   /// Bytes of prepared copies (0 when everything is read in place).
   virtual int64_t prepared_bytes() const = 0;
+  /// From now on zigzag weights are multiplied as this plan says; other weights ignore it. Throws Error when prepared
+  /// weights lie in other tiles than the plan's.
+  virtual void set_plan(const Plan&) {}
   /// One line a part: name, shape, layout, the kernels chosen for M = 1 and for large M.
   virtual std::string explain() const = 0;
 };

@@ -82,7 +82,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
 
   int64_t weight_bytes() const override {
     int64_t bytes = 0;
-    for (const Part& part : parts_) bytes += part.read_bytes();
+    for (const Part& part : parts_) bytes += int64_t(part.view.bytes.size());  // prepared forms add padding only
     return bytes;
   }
   int64_t prepared_bytes() const override {
@@ -203,6 +203,7 @@ class MixedLinearGroup final : public kernels::LinearGroup {
   }
   int64_t weight_bytes() const override { return groups_[0]->weight_bytes() + groups_[1]->weight_bytes(); }
   int64_t prepared_bytes() const override { return groups_[0]->prepared_bytes() + groups_[1]->prepared_bytes(); }
+  void set_plan(const kernels::Plan& plan) override { groups_[1]->set_plan(plan); }
   std::string explain() const override { return groups_[0]->explain() + groups_[1]->explain(); }
 
   static constexpr size_t kMostParts = 8;

@@ -83,6 +83,13 @@ class ZigzagGroup final : public kernels::LinearGroup {
 
   int64_t weight_bytes() const override { return K_ * column_bytes_; }
   int64_t prepared_bytes() const override { return int64_t(prepared_.size()); }
+  void set_plan(const kernels::Plan& plan) override {
+    kernels::check_plan(plan);
+    if (prepared_.size() != 0 && plan.tile_rows != plan_.tile_rows)
+      throw Error("{}: prepared in tiles of {} outputs (0: all), the plan asks for {}", parts_[0].view.name,
+                  plan_.tile_rows, plan.tile_rows);
+    plan_ = plan;
+  }
   std::string explain() const override {
     std::string out;
     for (const Part& part : parts_)

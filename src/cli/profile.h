@@ -1,0 +1,51 @@
+// src/cli/profile.h - the flags of run and bench that say how weights are multiplied on this machine.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "calibrate/profile.h"
+#include "cli/command.h"
+
+namespace lacuna::cli {
+
+/// This machine, run with so many threads.
+calibrate::Machine this_machine(int threads);
+/// The profile of this machine in the cache folder; empty where there is no such folder.
+std::string profile_path(const calibrate::Machine& machine);
+
+struct ProfileFlags {
+  std::string path;  // empty: the one in the cache folder
+  bool none = false, deterministic = false;
+};
+
+/// Adds --profile, --no-profile, --deterministic.
+void add_profile(CLI::App& command, ProfileFlags& flags);
+
+/// The plans in use. `tuning`: where they come from, nullopt where no profile is used.
+struct MachinePlans {
+  std::optional<calibrate::Profile> profile;
+  kernels::Plans plans;
+  std::string source;  // for --explain: the file, or why there is none
+  bool deterministic = false;
+
+  /// Options of a decoder that uses them, which must not outlive this.
+  model::LoadOptions load_options(kernels::Prepare prepare) const {
+    return {.prepare = prepare, .plans = &plans, .deterministic = deterministic};
+  }
+};
+
+/// Reads the profile. One that is damaged, stale or nonsense is left out with one warning. Throws Error when the file
+/// of
+/// --profile does not exist.
+MachinePlans load_plans(const ProfileFlags& flags, int threads);
+
+/// A line for each distinct group of zigzag weights: its plan and what was measured.
+std::string explain_plans(const io::Checkpoint& checkpoint, const MachinePlans& plans);
+/// A line or two for each thresholded input of a sparse decoder: in which layers it runs sparse and in which dense, and
+/// the times that decided it. Empty for a dense decoder.
+std::string explain_sparsity(const LoadedModel& model, const MachinePlans& plans);
+/// "0.31 ms dense, 0.24 / 0.20 / 0.17 / 0.13 ms with 25 / 40 / 50 / 65% left out".
+std::string describe(const calibrate::PlanTimes& times, const std::vector<double>& levels);
+
+}  // namespace lacuna::cli

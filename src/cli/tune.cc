@@ -1,0 +1,150 @@
+// src/cli/tune.cc - `tune`: how this machine multiplies a model's weights fastest, for run and bench to use.
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+
+#include "calibrate/profile.h"
+#include "calibrate/tuner.h"
+#include "cli/profile.h"
+#include "core/error.h"
+#include "io/checkpoint.h"
+
+namespace lacuna::cli {
+namespace {
+
+struct Options : Common {
+  std::string model, output;
+  std::vector<double> levels = {25, 40, 50, 65};
+  double seconds = calibrate::TuneOptions{}.seconds;
+  bool quick = false, explain = false;
+};
+
+std::string row(const std::string& name, const calibrate::PlanTimes& times) {
+  std::string out = fmt::format("  {:<56}{:>9.4f}", name, times.dense_ms);
+  for (size_t i = 1; i < times.sparse_ms.size(); ++i) out += fmt::format("{:>9.4f}", times.sparse_ms[i]);
+  return out + "\n";
+}
+
+std::string table(const calibrate::GroupTuning& group, bool explain) {
+  std::string out = fmt::format("{}  {}, {}\n", printable(group.name), group.key, human_bytes(group.bytes));
+  std::string head = fmt::format("  {:<56}{:>9}", "ms of one token", "dense");
+  for (size_t i = 1; i < group.levels.size(); ++i)
+    head += fmt::format("{:>9}", fmt::format("{:.4g}%", 100 * group.levels[i]));
+  out += head + "\n" + row("default: " + kernels::describe(group.standard().plan), group.standard());
+  if (&group.chosen() != &group.standard())
+    out += row("chosen:  " + kernels::describe(group.chosen().plan), group.chosen());
+  if (explain)
+    for (size_t i = 1; i < group.measured.size(); ++i)
+      out += row("         " + kernels::describe(group.measured[i].plan), group.measured[i]);
+  const double from = group.plan.dense_below;
+  if (&group.chosen() == &group.standard()) out += "  no plan is faster than the default by more than the noise\n";
+  return out + (from >= 1 ? "  skipping never pays: this input runs dense\n\n"
+                          : fmt::format("  skipping pays from {:.1f}% of the inputs on\n\n", 100 * from));
+}
+
+Json plan_json(const kernels::Plan& plan) {
+  return {{"split", kernels::name_of(plan.split)},
+          {"chunk", plan.chunk},
+          {"prefetch", plan.prefetch},
+          {"tile_rows", plan.tile_rows}};
+}
+
+Json times_json(const calibrate::PlanTimes& times) {
+  return {{"plan", plan_json(times.plan)},
+          {"dense_ms", times.dense_ms},
+          {"sparse_ms", times.sparse_ms},
+          {"rounds", times.rounds}};
+}
+
+int tune(const Options& options) {
+  check_common(options);
+  const calibrate::Machine here = this_machine(options.threads);
+  const std::string path = options.output.empty() ? profile_path(here) : options.output;
+  if (path.empty())
+    throw Error(
+        "no folder to keep the profile in: LACUNA_CACHE, XDG_CACHE_HOME and HOME are not set; name a file with -o");
+  calibrate::TuneOptions wanted;
+  wanted.levels.clear();
+  for (const double level : options.levels) wanted.levels.push_back(level < 1 ? level : level / 100);
+  wanted.seconds = options.quick ? options.seconds / 4 : options.seconds;
+
+  const auto start = std::chrono::steady_clock::now();
+  const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
+  ThreadPool pool(options.threads);
+  const std::vector<calibrate::GroupTuning> groups = calibrate::tune(checkpoint, pool, wanted);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+
+  calibrate::Profile profile{here, {}};
+  try {
+    if (auto known = calibrate::load_profile(path, here)) profile = *std::move(known);
+  } catch (const Error& error) {
+    spdlog::warn("what was there is replaced: {}", printable(error.what()));
+  }
+  profile.merge(groups);
+  calibrate::save_profile(path, profile);
+
+  for (const calibrate::GroupTuning& group : groups) {
+    if (!options.json) {
+      print(table(group, options.explain));
+      continue;
+    }
+    Json out = {{"group", group.name},
+                {"key", group.key},
+                {"bytes", group.bytes},
+                {"levels", group.levels},
+                {"plan", plan_json(group.plan)},
+                {"dense_below", group.plan.dense_below},
+                {"noise", group.noise},
+                {"default", times_json(group.standard())},
+                {"chosen", times_json(group.chosen())}};
+    if (options.explain) {
+      Json all = Json::array();
+      for (const calibrate::PlanTimes& times : group.measured) all.push_back(times_json(times));
+      out["measured"] = std::move(all);
+    }
+    out["path"] = path;
+    out["threads"] = options.threads;
+    out["seconds"] = seconds;
+    print_json(out);
+  }
+  if (!options.json)
+    print(fmt::format("{}: {} groups measured in {:.1f} s with {} threads, {} in all\n", path, groups.size(), seconds,
+                      options.threads, profile.groups.size()));
+  return 0;
+}
+
+}  // namespace
+
+Action add_tune(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = program.add_subcommand(
+      "tune",
+      "Measure how this machine multiplies a model's zigzag weights fastest: how the work is shared out, how many "
+      "columns "
+      "at a time, whether they are prefetched, how they are tiled, and from which sparsity on skipping inputs pays. "
+      "The "
+      "profile is stored in the cache folder and `run` and `bench` use it from then on, with as many threads as it was "
+      "measured with; models add up in it. Nothing else should run meanwhile.");
+  command->add_option("MODEL", options->model, "a .gguf file with zigzag weights (`lacuna quantize --layout zz4_k`)")
+      ->required();
+  command
+      ->add_option("-o,--output", options->output,
+                   "profile to write or to add to; default: in the cache folder (LACUNA_CACHE, else "
+                   "XDG_CACHE_HOME/lacuna, else ~/.cache/lacuna)")
+      ->type_name("FILE");
+  command->add_option("--levels", options->levels, "activation sparsities to measure, in percent, ascending")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->type_name("LIST");
+  command->add_option("--seconds", options->seconds, "how long to measure each distinct group of weights")
+      ->check(CLI::Range(0.01, 3600.0))
+      ->capture_default_str()
+      ->type_name("S");
+  command->add_flag("--quick", options->quick, "a quarter of the time: small differences stay unseen");
+  command->add_flag("--explain", options->explain, "print what every plan took, not only the chosen one");
+  add_common(*command, *options);
+  return [options] { return tune(*options); };
+}
+
+}  // namespace lacuna::cli
