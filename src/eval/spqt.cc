@@ -21,6 +21,8 @@
 namespace lacuna::eval {
 namespace {
 
+constexpr double kLeastMs = 4;  // of one variant in one round
+
 using Clock = std::chrono::steady_clock;
 using Kind = GemvVariant::Kind;
 using kernels::LinearGroup;
@@ -33,11 +35,11 @@ class Gemv {
       : shape_(shape), pool_(pool) {
     rows_ = make(layout::get(layout::fitting_layout(layout::Id::q4_K, shape.K)));
     zigzag_ = make(layout::get(layout::Id::zz4_k));
-    const int64_t copies = cold_copies(int64_t(zigzag_.view.bytes.size()));
+    copies_count_ = cold_copies(int64_t(zigzag_.view.bytes.size()));
     for (const GemvVariant& variant : variants) {
       Set& set = sets_[set_of(variant.kind)];
       if (!set.run.empty()) continue;
-      for (int64_t copy = 0; copy < copies; ++copy) add_copy(variant.kind, set, plans);
+      for (int64_t copy = 0; copy < copies_count_; ++copy) add_copy(variant.kind, set, plans);
     }
     Rng rng(uint64_t(shape.K) * 7919);
     x_.resize(size_t(shape.K));
@@ -49,6 +51,7 @@ class Gemv {
     std::sort(sizes_.begin(), sizes_.end());
   }
 
+  int64_t copies() const { return copies_count_; }
   const WeightView& weight(Kind kind) const { return is_rows(kind) ? rows_.view : zigzag_.view; }
 
   /// Milliseconds of one product on weights that no cache holds.
@@ -152,6 +155,7 @@ class Gemv {
   layout::Shape shape_;
   ThreadPool& pool_;
   Matrix rows_, zigzag_;
+  int64_t copies_count_ = 1;
   std::vector<HugeBuffer> copies_;
   Set sets_[size_t(Kind::unbalanced) + 1];
   std::vector<float> x_, y_, sizes_;  // sizes: |x|, ascending
@@ -241,11 +245,15 @@ std::vector<GemvRow> GemvBench::run(const std::string& name, layout::Shape shape
       if (gemv.weight(variant.kind).layout->zigzag) row.bytes -= int64_t(row.act_sparsity * double(row.bytes));
     }
     std::vector<std::vector<double>> times(wanted.size());
-    for (int round = -1; round < options_.runs; ++round) {  // the first one warms up
+    std::vector<int> repeats;  // of the next copies, so that the clock and the scheduler matter little
+    for (const GemvVariant& variant : wanted)
+      repeats.push_back(int(std::clamp(kLeastMs / gemv.run(variant), 1.0, double(gemv.copies()))));
+    for (int round = 0; round < options_.runs; ++round) {
       for (size_t i = 0; i < wanted.size(); ++i) {
-        const size_t v = (i + size_t(round + 1)) % wanted.size();
-        const double ms = gemv.run(wanted[v]);
-        if (round >= 0) times[v].push_back(ms);
+        const size_t v = (i + size_t(round)) % wanted.size();
+        double ms = 0;
+        for (int r = 0; r < repeats[v]; ++r) ms += gemv.run(wanted[v]);
+        times[v].push_back(ms / repeats[v]);
       }
     }
     for (size_t v = 0; v < wanted.size(); ++v) {
