@@ -16,6 +16,7 @@
 #include "cli/profile.h"
 #include "cli/scratch.h"
 #include "cli/sparsity.h"
+#include "cli/spqt.h"
 #include "core/error.h"
 #include "core/machine.h"
 #include "eval/bandwidth.h"
@@ -33,6 +34,9 @@ struct Options : Common {
   int runs = 10;
   int64_t prompt = 512, gen = 128, context = 0, tokens = 1, n_layers = 0;
   uint64_t seed = 0;
+  bool spqt = false;
+  std::vector<std::string> parts;
+  std::string svg;
 };
 
 /// A file with random weights.
@@ -152,6 +156,28 @@ bool asked(const Options& options, const char* name) {
   return std::find(options.what.begin(), options.what.end(), name) != options.what.end();
 }
 
+int report_spqt(const Options& options) {
+  check_common(options);
+  if (!options.model.empty()) io::Checkpoint::open(options.model);
+  const double ceiling = measure_ceiling(options.threads);
+  const MachinePlans plans = load_plans(options.profile, options.threads);
+  return run_spqt({.common = options,
+                   .model = options.model,
+                   .synthetic = options.synthetic,
+                   .parts = options.parts,
+                   .svg = options.svg,
+                   .scratch = options.scratch,
+                   .runs = options.runs,
+                   .gen = options.gen,
+                   .n_layers = options.n_layers,
+                   .seed = options.seed,
+                   .kv = parse_kv(options.kv),
+                   .sparsity = options.sparsity,
+                   .plans = &plans.plans,
+                   .deterministic = plans.deterministic,
+                   .ceiling_gb_s = ceiling});
+}
+
 int bench(const Options& options) {
   check_common(options);
   if (options.sparsity.sparse() && (asked(options, "prefill") || options.tokens > 1))
@@ -228,18 +254,18 @@ Action add_bench(CLI::App& program) {
       ->check(CLI::IsMember({"linear", "decode", "prefill"}))
       ->capture_default_str()
       ->type_name("LIST");
-  command->add_option("--runs", options->runs, "timed repetitions; the median is reported")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str()
-      ->type_name("R");
+  CLI::Option* runs = command->add_option("--runs", options->runs, "timed repetitions; the median is reported")
+                          ->check(CLI::Range(1, 100000))
+                          ->capture_default_str()
+                          ->type_name("R");
   command->add_option("--prompt", options->prompt, "tokens of a prefill")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str()
       ->type_name("N");
-  command->add_option("--gen", options->gen, "tokens decoded in one run")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
-      ->capture_default_str()
-      ->type_name("N");
+  CLI::Option* gen = command->add_option("--gen", options->gen, "tokens decoded in one run")
+                         ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+                         ->capture_default_str()
+                         ->type_name("N");
   command
       ->add_option("--context", options->context,
                    "tokens already in the cache when decoding begins; 10 is how SpQt's paper measures")
@@ -263,6 +289,30 @@ Action add_bench(CLI::App& program) {
       ->check(CLI::IsMember({"auto", "in_place"}))
       ->capture_default_str()
       ->type_name("HOW");
+  constexpr const char* kSpqt = "SpQt's evaluation";
+  CLI::Option* spqt = command->add_flag(
+      "--spqt", options->spqt,
+      "print the tables and figures of SpQt's evaluation for this machine, instead of --what. Table 2 decodes with the "
+      "model in f16, q4_K and zz4_k, made from MODEL where it is in another layout; --runs is then 3 and --gen 32 "
+      "unless "
+      "they are given");
+  spqt->group(kSpqt);
+  command
+      ->add_option(
+          "--parts", options->parts,
+          "only these, separated by commas: table2 (decoding after 10 tokens, dense and sparse; needs MODEL or "
+          "--synthetic), fig7 (all linear layers of the model or, without one, of the paper's; with the "
+          "baselines B1 and B2), fig8 (latency of the matrices of Llama-3-8B, Llama-2-13B and Llama-2-70B), fig9 "
+          "(the same beside B1 and B2), fig10 (dense sweep)")
+      ->delimiter(',')
+      ->needs(spqt)
+      ->check(CLI::IsMember(spqt_parts()))
+      ->type_name("LIST")
+      ->group(kSpqt);
+  command->add_option("--svg", options->svg, "draw the parts as bar charts too")
+      ->needs(spqt)
+      ->type_name("FILE")
+      ->group(kSpqt);
   command->add_option("--layout", options->layout, "layout of the random matrices")
       ->needs(synthetic)
       ->capture_default_str()
@@ -289,7 +339,12 @@ Action add_bench(CLI::App& program) {
       ->type_name("DIR")
       ->group("Random weights");
   add_common(*command, *options);
-  return [options, model, synthetic] {
+  return [options, model, synthetic, runs, gen] {
+    if (options->spqt) {
+      if (runs->count() == 0) options->runs = 3;
+      if (gen->count() == 0) options->gen = 32;
+      return report_spqt(*options);
+    }
     if (model->count() + synthetic->count() == 0) throw Error("nothing to time: give MODEL or --synthetic SHAPE");
     return bench(*options);
   };

@@ -1,6 +1,8 @@
 // `bench`: its file of random weights leaves nothing behind; random weights get thresholds.
 #include <gmock/gmock.h>
 
+#include <sstream>
+
 #include "models.h"
 #include "process.h"
 
@@ -90,6 +92,50 @@ TEST(Bench, RandomWeightsDecodeWithThresholdsOfTheirOwn) {
   const Finished refused = run_lacuna(arguments);
   EXPECT_EQ(refused.code, 1);
   EXPECT_THAT(refused.err, testing::HasSubstr("uniform thresholds by magnitude only"));
+}
+
+TEST(Bench, SpqtReportOfAModel) {
+  const TempDir dir;
+  write_tiny_model(dir.file("tiny.gguf"), layout::Id::q8_0);
+  const Finished done = run_lacuna({"bench", dir.file("tiny.gguf"), "--spqt", "--parts", "table2,fig7", "--json",
+                                    "--runs", "2", "--gen", "4", "--threads", "2", "--svg", dir.file("out.svg")});
+  ASSERT_EQ(done.code, 0) << done.err;
+  std::vector<std::string> seen;
+  double q4_K_ms = 0;
+  std::istringstream lines(done.out);
+  for (std::string line; std::getline(lines, line);) {
+    const auto row = nlohmann::json::parse(line);
+    EXPECT_EQ(row["bench"], "spqt");
+    seen.push_back(row["part"].get<std::string>() + " " + row["variant"].get<std::string>());
+    if (row.contains("note")) continue;
+    EXPECT_TRUE(row["checked"].get<bool>()) << line;
+    EXPECT_GT(row["gflops"].get<double>(), 0) << line;
+    if (seen.back() == "table2 q4_K") q4_K_ms = row["median_ms"].get<double>();
+    if (seen.back() == "table2 zz4_k dense") {
+      EXPECT_NEAR(row["speedup"].get<double>(), q4_K_ms / row["median_ms"].get<double>(), 1e-9);
+    }
+    if (seen.back() == "table2 uniform 50%") {  // 4 tokens of two layers, inputs of 32 and 64
+      EXPECT_NEAR(row["act_sparsity"].get<double>(), 0.5, 0.15) << line;
+    }
+  }
+  // No greedy thresholds are stored; B1 needs inputs in blocks of 256.
+  EXPECT_THAT(seen, testing::ElementsAre("table2 f16", "table2 q4_K", "table2 zz4_k dense", "table2 uniform 25%",
+                                         "table2 uniform 40%", "table2 uniform 50%", "table2 greedy", "fig7 q4_K",
+                                         "fig7 zz4_k dense", "fig7 B2 50%", "fig7 zz4_k 50%"));
+  EXPECT_THAT(read_text(dir.file("out.svg")), testing::HasSubstr("Figure 7"));
+  EXPECT_EQ(names_below(dir.path()).size(), 2u);
+}
+
+TEST(Bench, SpqtReportRefusesWhatItCannotDo) {
+  const Finished model = run_lacuna({"bench", "--spqt", "--parts", "table2"});
+  EXPECT_NE(model.code, 0);
+  EXPECT_THAT(model.err, testing::HasSubstr("give MODEL or --synthetic SHAPE"));
+  const Finished part = run_lacuna({"bench", "--spqt", "--parts", "fig6"});
+  EXPECT_NE(part.code, 0);
+  EXPECT_THAT(part.err, testing::HasSubstr("fig10"));
+  const Finished shape = run_lacuna({"bench", "--spqt", "--synthetic", "llama-9", "--parts", "fig7"});
+  EXPECT_NE(shape.code, 0);
+  EXPECT_THAT(shape.err, testing::HasSubstr("llama-3.2-1b"));
 }
 
 }  // namespace
