@@ -365,8 +365,9 @@ TEST(LinearGroup, RefusesWhatDoesNotFit) {
 TEST(LinearGroup, ReportsBytes) {
   const Weight w = random_weight(layout::Id::q4_K, 32, 512, 1);
   const auto packed = kernels::make_cpu_linear_group({&w.view, 1}, pool());
-  EXPECT_EQ(packed->weight_bytes(), int64_t(w.bytes.size()));  // the panels hold as many bits as the blocks
-  EXPECT_EQ(packed->prepared_bytes(), int64_t(w.bytes.size()));
+  // The panels hold as many bits as the blocks, and begin an odd number of cache lines apart.
+  EXPECT_EQ(packed->weight_bytes(), int64_t(w.bytes.size()));
+  EXPECT_EQ(packed->prepared_bytes(), int64_t(w.bytes.size()) + 2 * 64);
   const auto in_place = kernels::make_cpu_linear_group({&w.view, 1}, pool(), Prepare::in_place);
   EXPECT_EQ(in_place->weight_bytes(), int64_t(w.bytes.size()));
   EXPECT_EQ(in_place->prepared_bytes(), 0);

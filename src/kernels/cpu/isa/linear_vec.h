@@ -30,6 +30,7 @@ constexpr int kLanes = kRegBytes / 4;
 typedef float RegF __attribute__((vector_size(kRegBytes)));
 typedef int32_t RegI __attribute__((vector_size(kRegBytes)));
 typedef uint32_t RegU __attribute__((vector_size(kRegBytes)));
+typedef int16_t RegH __attribute__((vector_size(kRegBytes)));
 
 struct F32x16 {
   RegF reg[kRegs];
@@ -71,16 +72,23 @@ LACUNA_INLINE I32x16 splat(int32_t x) {
   for (int i = 0; i < kRegs; ++i) out.reg[i] = splat_reg(x);
   return out;
 }
+// Register by register: compilers copy 64 bytes at once through the stack, in pieces that a register can't be read
+// from.
 LACUNA_INLINE F32x16 load_f32(const void* p) {
   F32x16 out;
-  __builtin_memcpy(&out, p, 64);
+  for (int i = 0; i < kRegs; ++i) __builtin_memcpy(&out.reg[i], static_cast<const char*>(p) + i * kRegBytes, kRegBytes);
   return out;
 }
-LACUNA_INLINE void store_f32(void* p, const F32x16& v) { __builtin_memcpy(p, &v, 64); }
+LACUNA_INLINE void store_f32(void* p, const F32x16& v) {
+  for (int i = 0; i < kRegs; ++i) __builtin_memcpy(static_cast<char*>(p) + i * kRegBytes, &v.reg[i], kRegBytes);
+}
 LACUNA_INLINE U32x16 load_u32(const void* p) {
   U32x16 out;
-  __builtin_memcpy(&out, p, 64);
+  for (int i = 0; i < kRegs; ++i) __builtin_memcpy(&out.reg[i], static_cast<const char*>(p) + i * kRegBytes, kRegBytes);
   return out;
+}
+LACUNA_INLINE void store_u32(void* p, const U32x16& v) {
+  for (int i = 0; i < kRegs; ++i) __builtin_memcpy(static_cast<char*>(p) + i * kRegBytes, &v.reg[i], kRegBytes);
 }
 
 LACUNA_INLINE F32x16 operator+(const F32x16& a, const F32x16& b) {
@@ -171,9 +179,7 @@ LACUNA_INLINE F32x16 load_f16(const void* p) {
   __builtin_memcpy(&half, p, 32);
   out.reg[0] = (RegF)_mm512_maskz_cvtph_ps(__mmask16(0xffff), half);
 #elif defined(__AVX2__)
-  __m128i half[2];
-  __builtin_memcpy(half, p, 32);
-  for (int i = 0; i < 2; ++i) out.reg[i] = (RegF)_mm256_cvtph_ps(half[i]);
+  for (int i = 0; i < 2; ++i) out.reg[i] = (RegF)_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p) + i));
 #else
   uint16_t half[16];
   float value[16];
@@ -191,9 +197,8 @@ LACUNA_INLINE F32x16 load_bf16(const void* p) {
   __builtin_memcpy(&half, p, 32);
   out.reg[0] = (RegF)((RegU)_mm512_maskz_cvtepu16_epi32(__mmask16(0xffff), half) << 16);
 #elif defined(__AVX2__)
-  __m128i half[2];
-  __builtin_memcpy(half, p, 32);
-  for (int i = 0; i < 2; ++i) out.reg[i] = (RegF)((RegU)_mm256_cvtepu16_epi32(half[i]) << 16);
+  for (int i = 0; i < 2; ++i)
+    out.reg[i] = (RegF)((RegU)_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p) + i)) << 16);
 #else
   uint16_t half[16];
   uint32_t value[16];
@@ -210,6 +215,10 @@ LACUNA_INLINE F32x16 load_i8(const void* p) {
   __m128i bytes;
   __builtin_memcpy(&bytes, p, 16);
   out.reg[0] = (RegI)_mm512_maskz_cvtepi8_epi32(__mmask16(0xffff), bytes);
+#elif defined(__AVX2__)
+  for (int i = 0; i < 2; ++i)
+    out.reg[i] = (RegI)_mm256_cvtepi8_epi32(
+        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(static_cast<const char*>(p) + 8 * i)));
 #else
   int8_t bytes[16];
   int32_t wide[16];
@@ -226,6 +235,10 @@ LACUNA_INLINE U32x16 load_u8(const void* p) {
   __m128i bytes;
   __builtin_memcpy(&bytes, p, 16);
   out.reg[0] = (RegU)_mm512_maskz_cvtepu8_epi32(__mmask16(0xffff), bytes);
+#elif defined(__AVX2__)
+  for (int i = 0; i < 2; ++i)
+    out.reg[i] = (RegU)_mm256_cvtepu8_epi32(
+        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(static_cast<const char*>(p) + 8 * i)));
 #else
   uint8_t bytes[16];
   uint32_t wide[16];
@@ -286,6 +299,24 @@ LACUNA_INLINE RegI dot4_reg(RegI acc, RegU codes, RegI x) {
   return acc;
 #endif
 }
+
+#if defined(__AVX2__)
+/// 16-bit sums of two products of unsigned and signed bytes, and the 32-bit sums of two of them.
+LACUNA_INLINE RegH multiply_pairs(RegU codes, RegI x) {
+#if defined(__AVX512BW__)
+  return (RegH)_mm512_maddubs_epi16((__m512i)codes, (__m512i)x);
+#else
+  return (RegH)_mm256_maddubs_epi16((__m256i)codes, (__m256i)x);
+#endif
+}
+LACUNA_INLINE RegI add_pairs(RegH pairs) {
+#if defined(__AVX512BW__)
+  return (RegI)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1));
+#else
+  return (RegI)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
+#endif
+}
+#endif
 
 /// Four consecutive activation codes in every lane.
 LACUNA_INLINE RegI splat4(const int8_t* x) {

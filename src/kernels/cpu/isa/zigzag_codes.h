@@ -67,24 +67,31 @@ LACUNA_INLINE void load_columns(const uint8_t* const p[4], int offset, U32x16 ou
   for (int i = 0; i < 4; ++i) c[i] = load_u32(p[i] + offset);
   interleave(c, out);
 }
-/// 32 bytes twice.
-LACUNA_INLINE U32x16 load_twice(const void* p) {
+/// 32 bytes from a, then 32 from b.
+LACUNA_INLINE U32x16 load_two(const void* a, const void* b) {
   U32x16 out;
 #if defined(__AVX512BW__)
-  __m256i half;
-  __builtin_memcpy(&half, p, 32);
-  out.reg[0] = (RegU)_mm512_maskz_broadcast_i64x4(__mmask8(0xff), half);
+  __builtin_memcpy(&out, a, 32);
+  __builtin_memcpy(reinterpret_cast<char*>(&out) + 32, b, 32);
 #else
-  __builtin_memcpy(&out, p, 32);
-  __builtin_memcpy(reinterpret_cast<char*>(&out) + 32, p, 32);
+  for (int i = 0; i < kRegs / 2; ++i) {
+    __builtin_memcpy(&out.reg[i], static_cast<const char*>(a) + i * kRegBytes, kRegBytes);
+    __builtin_memcpy(&out.reg[kRegs / 2 + i], static_cast<const char*>(b) + i * kRegBytes, kRegBytes);
+  }
 #endif
   return out;
 }
-LACUNA_INLINE U32x16 load_two(const void* a, const void* b) {
+/// 32 bytes twice.
+LACUNA_INLINE U32x16 load_twice(const void* p) {
+#if defined(__AVX512BW__)
+  __m256i half;
+  __builtin_memcpy(&half, p, 32);
   U32x16 out;
-  __builtin_memcpy(&out, a, 32);
-  __builtin_memcpy(reinterpret_cast<char*>(&out) + 32, b, 32);
+  out.reg[0] = (RegU)_mm512_maskz_broadcast_i64x4(__mmask8(0xff), half);
   return out;
+#else
+  return load_two(p, p);
+#endif
 }
 LACUNA_INLINE void load_columns_twice(const uint8_t* const p[4], int offset, U32x16 out[4]) {
   U32x16 c[4];
@@ -267,10 +274,13 @@ struct Zz8 {
 LACUNA_INLINE F32x16 repeat_four(const float* p) {
 #if defined(__AVX512BW__)
   return {{(RegF)_mm512_maskz_broadcast_f32x4(__mmask16(0xffff), _mm_loadu_ps(p))}};
+#elif defined(__AVX2__)
+  const auto eight = (RegF)_mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
+  return {{eight, eight}};
 #else
-  float sixteen[16];
-  for (int i = 0; i < 16; ++i) sixteen[i] = p[i % 4];
-  return load_f32(sixteen);
+  RegF four;
+  __builtin_memcpy(&four, p, 16);
+  return {{four, four, four, four}};
 #endif
 }
 
@@ -417,6 +427,106 @@ inline __attribute__((always_inline)) void factors4<Zz3K>(const uint8_t* const p
     _mm512_storeu_ps(factor + 16 * q, f);
     add_product(mins + 16 * q, f, four);
   });
+}
+#elif defined(__AVX2__)
+/// Bytes of four columns: byte 4 i + c of out[q] = byte 4 q + i of column c.
+LACUNA_INLINE void blocks_first(const __m128i columns[4], __m128i out[4]) {
+  const __m128i low01 = _mm_unpacklo_epi8(columns[0], columns[1]), high01 = _mm_unpackhi_epi8(columns[0], columns[1]);
+  const __m128i low23 = _mm_unpacklo_epi8(columns[2], columns[3]), high23 = _mm_unpackhi_epi8(columns[2], columns[3]);
+  out[0] = _mm_unpacklo_epi16(low01, low23);
+  out[1] = _mm_unpackhi_epi16(low01, low23);
+  out[2] = _mm_unpacklo_epi16(high01, high23);
+  out[3] = _mm_unpackhi_epi16(high01, high23);
+}
+LACUNA_INLINE __m256 unsigned_floats(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)); }
+LACUNA_INLINE __m256 signed_floats(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); }
+/// factor: [4 blocks, 4 columns] = 16 numbers * d.
+LACUNA_INLINE void put_factors(__m256 low, __m256 high, __m256 d, float* factor) {
+  _mm256_storeu_ps(factor, _mm256_mul_ps(low, d));
+  _mm256_storeu_ps(factor + 8, _mm256_mul_ps(high, d));
+}
+LACUNA_INLINE void add_mins(__m256 low, __m256 high, __m256 d, float* mins) {
+  _mm256_storeu_ps(mins, _mm256_fmadd_ps(low, d, _mm256_loadu_ps(mins)));
+  _mm256_storeu_ps(mins + 8, _mm256_fmadd_ps(high, d, _mm256_loadu_ps(mins + 8)));
+}
+/// Two f16 side by side (d, dmin) of four columns at p[c] + offset, times x, each twice.
+LACUNA_INLINE void scales4(const uint8_t* const p[4], int offset, const float* x, __m256& d, __m256& dmin) {
+  int32_t both[4];
+  for (int c = 0; c < 4; ++c) __builtin_memcpy(&both[c], p[c] + offset, 4);
+  const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  const __m256 values = _mm256_cvtph_ps(_mm_shuffle_epi8(_mm_setr_epi32(both[0], both[1], both[2], both[3]), order));
+  const __m256 products = _mm256_mul_ps(values, _mm256_broadcast_ps(reinterpret_cast<const __m128*>(x)));
+  d = _mm256_permute2f128_ps(products, products, 0x00);
+  dmin = _mm256_permute2f128_ps(products, products, 0x11);
+}
+
+LACUNA_INLINE void six_bit_factors(const uint8_t* const p[4], const float* x, float* factor, float* mins) {
+  __m128i numbers[4], bytes[4];  // of a column: scales 0..7, then minima
+  for (int c = 0; c < 4; ++c) {
+    const __m128i head = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p[c]));  // d dmin | u0 | u1 | u2
+    const __m128i low =
+        _mm_and_si128(_mm_srlv_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(3, 2, 3, 1)), _mm_setr_epi32(0, 0, 0, 4)),
+                      _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f));
+    const __m128i high = _mm_and_si128(_mm_srli_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(2, 0, 1, 0)), 2),
+                                       _mm_setr_epi32(0, 0x30303030, 0, 0x30303030));
+    numbers[c] = _mm_or_si128(low, high);
+  }
+  blocks_first(numbers, bytes);
+  __m256 d, dmin;
+  scales4(p, 0, x, d, dmin);
+  for (int q = 0; q < 2; ++q) {
+    put_factors(unsigned_floats(bytes[q]), unsigned_floats(_mm_srli_si128(bytes[q], 8)), d, factor + 16 * q);
+    add_mins(unsigned_floats(bytes[q + 2]), unsigned_floats(_mm_srli_si128(bytes[q + 2], 8)), dmin, mins + 16 * q);
+  }
+}
+template <>
+inline __attribute__((always_inline)) void factors4<Zz4K>(const uint8_t* const p[4], const float* x, float* factor,
+                                                          float* mins) {
+  six_bit_factors(p, x, factor, mins);
+}
+template <>
+inline __attribute__((always_inline)) void factors4<Zz5K>(const uint8_t* const p[4], const float* x, float* factor,
+                                                          float* mins) {
+  six_bit_factors(p, x, factor, mins);
+}
+template <>
+inline __attribute__((always_inline)) void factors4<Zz2K>(const uint8_t* const p[4], const float* x, float* factor,
+                                                          float* mins) {
+  __m128i scale[4], min[4];
+  for (int c = 0; c < 4; ++c) {
+    const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p[c])), nibble = _mm_set1_epi8(15);
+    scale[c] = _mm_and_si128(both, nibble);
+    min[c] = _mm_and_si128(_mm_srli_epi16(both, 4), nibble);
+  }
+  __m128i scales[4], minima[4];
+  blocks_first(scale, scales);
+  blocks_first(min, minima);
+  __m256 d, dmin;
+  scales4(p, 80, x, d, dmin);
+  for (int q = 0; q < 4; ++q) {
+    put_factors(unsigned_floats(scales[q]), unsigned_floats(_mm_srli_si128(scales[q], 8)), d, factor + 16 * q);
+    add_mins(unsigned_floats(minima[q]), unsigned_floats(_mm_srli_si128(minima[q], 8)), dmin, mins + 16 * q);
+  }
+}
+template <>
+inline __attribute__((always_inline)) void factors4<Zz6K>(const uint8_t* const p[4], const float* x, float* factor,
+                                                          float* mins) {
+  __m128i scale[4], scales[4];
+  uint16_t d[4];
+  for (int c = 0; c < 4; ++c) {
+    scale[c] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p[c] + 192));
+    __builtin_memcpy(&d[c], p[c] + 208, 2);
+  }
+  blocks_first(scale, scales);
+  uint64_t halves;
+  __builtin_memcpy(&halves, d, 8);
+  const __m128 products = _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi64_si128(int64_t(halves))), _mm_loadu_ps(x));
+  const __m256 unit = _mm256_set_m128(products, products), offset = _mm256_set1_ps(32);
+  for (int q = 0; q < 4; ++q) {
+    float* at = factor + 16 * q;
+    put_factors(signed_floats(scales[q]), signed_floats(_mm_srli_si128(scales[q], 8)), unit, at);
+    add_mins(_mm256_loadu_ps(at), _mm256_loadu_ps(at + 8), offset, mins + 16 * q);
+  }
 }
 #endif
 
