@@ -21,14 +21,14 @@ struct Options : Common {
 };
 
 std::string row(const std::string& name, const calibrate::PlanTimes& times) {
-  std::string out = fmt::format("  {:<56}{:>9.4f}", name, times.dense_ms);
+  std::string out = fmt::format("  {:<74}{:>9.4f}", name, times.dense_ms);
   for (size_t i = 1; i < times.sparse_ms.size(); ++i) out += fmt::format("{:>9.4f}", times.sparse_ms[i]);
   return out + "\n";
 }
 
 std::string table(const calibrate::GroupTuning& group, bool explain) {
   std::string out = fmt::format("{}  {}, {}\n", printable(group.name), group.key, human_bytes(group.bytes));
-  std::string head = fmt::format("  {:<56}{:>9}", "ms of one token", "dense");
+  std::string head = fmt::format("  {:<74}{:>9}", "ms of one token", "dense");
   for (size_t i = 1; i < group.levels.size(); ++i)
     head += fmt::format("{:>9}", fmt::format("{:.4g}%", 100 * group.levels[i]));
   out += head + "\n" + row("default: " + kernels::describe(group.standard().plan), group.standard());
