@@ -13,6 +13,7 @@
 #include "core/checked_math.h"
 #include "core/error.h"
 #include "core/progress.h"
+#include "kernels/active.h"
 #include "layout/layout.h"
 #include "model/layer_ops.h"
 
@@ -259,8 +260,7 @@ void Decoder::Impl::run_group(int64_t index, Input input, LinearGroup& group, co
       // everything is active
     } else if (M == 1 || each) {
       rows.active = active.data();
-      rows.active_count = M == 1 ? collect_active(in, norms, t, K, active.data())
-                                 : collect_active_of_any(in, M, norms, t, K, active.data());
+      rows.active_count = kernels::collect_active(pool, in, M, K, norms, t, active.data());
       inactive = M * (K - rows.active_count);
     } else {
       std::copy_n(in, dense * K, masked);

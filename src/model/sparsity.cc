@@ -117,19 +117,6 @@ int64_t collect_active(const float* x, const float* norms, float t, int64_t K, i
   return count;
 }
 
-int64_t collect_active_of_any(const float* x, int64_t M, const float* norms, float t, int64_t K, int32_t* active) {
-  int64_t count = 0;
-  for (int64_t k = 0; k < K; ++k) {
-    bool any = false;
-    for (int64_t m = 0; m < M; ++m) {
-      const float value = std::abs(x[m * K + k]);
-      any |= !((norms ? value * norms[k] : value) < t);
-    }
-    active[count] = int32_t(k);
-    count += any;
-  }
-  return count;
-}
 
 int64_t mask_inactive(const float* x, const float* norms, float t, int64_t K, float* y) {
   int64_t inactive = 0;

@@ -74,9 +74,8 @@ struct Thresholds {
 };
 
 /// Writes the indices of the active ones of K inputs, ascending, and returns how many there are. norms: [K] or nullptr.
+/// The definition; kernels::collect_active is what decoding uses.
 int64_t collect_active(const float* x, const float* norms, float t, int64_t K, int32_t* active);
-/// The same for M tokens x [M, K] and one list: an input is active where any of them needs it.
-int64_t collect_active_of_any(const float* x, int64_t M, const float* norms, float t, int64_t K, int32_t* active);
 /// Writes x with its inactive inputs as zeros into y (may be x) and returns how many there are.
 int64_t mask_inactive(const float* x, const float* norms, float t, int64_t K, float* y);
 
