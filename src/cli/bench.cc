@@ -19,6 +19,7 @@
 #include "cli/spqt.h"
 #include "core/error.h"
 #include "core/machine.h"
+#include "core/say.h"
 #include "eval/bandwidth.h"
 #include "model/synth.h"
 
@@ -130,23 +131,31 @@ double measure_ceiling(int threads) {
   if (::pipe(ends) != 0) throw Error("no pipe: {}", std::strerror(errno));
   const pid_t child = ::fork();
   if (child < 0) throw Error("no further process can be started: {}", std::strerror(errno));
-  if (child == 0) {
+  if (child == 0) {  // answers with the rate's bytes, or 0 and a reason
     double rate = 0;
+    std::string reason;
     try {
       ThreadPool pool(threads);
       rate = eval::measure_read_gb_s(pool);
-    } catch (const std::exception&) {  // reported below as a missing answer
+    } catch (const Error& error) {
+      reason = error.what();
+    } catch (const std::exception&) {  // reported below as a lack of memory
     }
-    const bool sent = rate > 0 && ::write(ends[1], &rate, sizeof(rate)) == ssize_t(sizeof(rate));
-    ::_exit(sent ? 0 : 1);
+    const std::string answer = std::string(reinterpret_cast<const char*>(&rate), sizeof(rate)) + reason;
+    ::_exit(::write(ends[1], answer.data(), answer.size()) == ssize_t(answer.size()) ? 0 : 1);
   }
   ::close(ends[1]);
-  double rate = 0;
-  const bool got = ::read(ends[0], &rate, sizeof(rate)) == ssize_t(sizeof(rate));
+  std::string answer;
+  char part[256];
+  for (ssize_t got; (got = ::read(ends[0], part, sizeof(part))) > 0;) answer.append(part, size_t(got));
   ::close(ends[0]);
   int status = 0;
   ::waitpid(child, &status, 0);
-  if (!got)
+  double rate = 0;
+  if (answer.size() >= sizeof(rate)) std::memcpy(&rate, answer.data(), sizeof(rate));
+  if (answer.size() > sizeof(rate))
+    throw Error("the memory read rate could not be measured: {}", answer.substr(sizeof(rate)));
+  if (!(rate > 0))
     throw Error("the memory read rate could not be measured: it needs {} of free memory",
                 human_bytes(std::max(int64_t{1} << 30, 4 * last_level_cache_bytes())));
   return rate;
@@ -158,24 +167,24 @@ bool asked(const Options& options, const char* name) {
 
 int report_spqt(const Options& options) {
   check_common(options);
-  if (!options.model.empty()) io::Checkpoint::open(options.model);
-  const double ceiling = measure_ceiling(options.threads);
+  SpqtRequest request{.common = options,
+                      .model = options.model,
+                      .synthetic = options.synthetic,
+                      .parts = options.parts,
+                      .svg = options.svg,
+                      .scratch = options.scratch,
+                      .runs = options.runs,
+                      .gen = options.gen,
+                      .n_layers = options.n_layers,
+                      .seed = options.seed,
+                      .kv = parse_kv(options.kv),
+                      .sparsity = options.sparsity};
+  check_spqt(request);
+  request.ceiling_gb_s = measure_ceiling(options.threads);
   const MachinePlans plans = load_plans(options.profile, options.threads);
-  return run_spqt({.common = options,
-                   .model = options.model,
-                   .synthetic = options.synthetic,
-                   .parts = options.parts,
-                   .svg = options.svg,
-                   .scratch = options.scratch,
-                   .runs = options.runs,
-                   .gen = options.gen,
-                   .n_layers = options.n_layers,
-                   .seed = options.seed,
-                   .kv = parse_kv(options.kv),
-                   .sparsity = options.sparsity,
-                   .plans = &plans.plans,
-                   .deterministic = plans.deterministic,
-                   .ceiling_gb_s = ceiling});
+  request.plans = &plans.plans;
+  request.deterministic = plans.deterministic;
+  return run_spqt(request);
 }
 
 int bench(const Options& options) {
@@ -206,8 +215,7 @@ int bench(const Options& options) {
     const kernels::KvType kv = parse_kv(options.kv);
     make_sparse(model, path, options);
     if (options.explain)
-      fmt::print(stderr, "{}{}{}", model.decoder->explain(), explain_plans(model.checkpoint, plans),
-                 explain_sparsity(model, plans));
+      say("{}{}{}", model.decoder->explain(), explain_plans(model.checkpoint, plans), explain_sparsity(model, plans));
     if (asked(options, "prefill"))
       report.add(eval::bench_prefill(*model.decoder, model.checkpoint, options.prompt, kv, wanted), model.load_s);
     if (asked(options, "decode"))
@@ -220,7 +228,7 @@ int bench(const Options& options) {
   // Last: its copies of small models would count as the memory of the rows above.
   if (asked(options, "linear")) {
     const io::Checkpoint checkpoint = io::Checkpoint::open(path);
-    if (options.explain && options.what.size() == 1) fmt::print(stderr, "{}", explain_plans(checkpoint, plans));
+    if (options.explain && options.what.size() == 1) say("{}", explain_plans(checkpoint, plans));
     ThreadPool pool(options.threads);
     const auto rows = options.tokens == 1 ? eval::bench_linear(checkpoint, pool, wanted)
                                           : eval::bench_gemm(checkpoint, pool, options.tokens, wanted);
@@ -314,11 +322,13 @@ Action add_bench(CLI::App& program) {
       ->type_name("FILE")
       ->group(kSpqt);
   command->add_option("--layout", options->layout, "layout of the random matrices")
+      ->check(layout_name())
       ->needs(synthetic)
       ->capture_default_str()
       ->type_name("NAME")
       ->group("Random weights");
   command->add_option("--head-layout", options->head_layout, "layout of the random output head")
+      ->check(layout_name())
       ->needs(synthetic)
       ->capture_default_str()
       ->type_name("NAME")

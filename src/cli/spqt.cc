@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "eval/bandwidth.h"
+#include "io/atomic_file.h"
 #include "model/shapes.h"
 #include "model/weight_groups.h"
 
@@ -25,6 +26,13 @@ constexpr double kCompared = 0.5;  // of the figures that compare baselines
 
 constexpr eval::GemvVariant kRows{Kind::rows}, kDense{Kind::zigzag}, kSparse{Kind::sparse, kCompared},
     kB1{Kind::skipping_rows, kCompared}, kB2{Kind::unbalanced, kCompared};
+
+bool with_model(const SpqtRequest& request) { return !request.model.empty() || !request.synthetic.empty(); }
+
+bool asked(const SpqtRequest& request, const char* part) {
+  if (request.parts.empty()) return part != std::string("table2") || with_model(request);
+  return std::find(request.parts.begin(), request.parts.end(), part) != request.parts.end();
+}
 
 void add(SpqtReport& report, const char* part, const std::string& group, const eval::GemvRow& row) {
   report.add({part, group, row.variant.name(), row.row, row.gflops, row.speedup, ""});
@@ -100,27 +108,27 @@ void report_figure_10(eval::GemvBench& bench, SpqtReport& report) {
 
 std::vector<std::string> spqt_parts() { return {"table2", "fig7", "fig8", "fig9", "fig10"}; }
 
-int run_spqt(const SpqtRequest& request) {
-  const bool with_model = !request.model.empty() || !request.synthetic.empty();
-  const auto asked = [&](const char* part) {
-    if (request.parts.empty()) return part != std::string("table2") || with_model;
-    return std::find(request.parts.begin(), request.parts.end(), part) != request.parts.end();
-  };
-  if (asked("table2") && !with_model)
+void check_spqt(const SpqtRequest& request) {
+  if (asked(request, "table2") && !with_model(request))
     throw Error("--parts table2 decodes with a model: give MODEL or --synthetic SHAPE");
-  if (!request.synthetic.empty()) model::find_shape(request.synthetic);  // an unknown one fails before the clock
+  if (!request.model.empty()) io::Checkpoint::open(request.model);
+  if (!request.synthetic.empty()) model::find_shape(request.synthetic);
   if (!request.svg.empty() && !request.svg.ends_with(".svg"))
     throw Error("--svg {}: the name must end in .svg", request.svg);
+}
+
+int run_spqt(const SpqtRequest& request) {
   SpqtReport report(request.common, request.ceiling_gb_s, eval::measure_clock_ghz());
-  if (asked("table2")) report_decoding(request, report);
+  if (asked(request, "table2")) report_decoding(request, report);
   {
     ThreadPool pool(request.common.threads);
     eval::GemvBench bench(pool, {.runs = request.runs, .plans = request.plans});
-    if (asked("fig7")) report_figure_7(request, bench, report);
-    if (asked("fig8") || asked("fig9")) report_figures_8_9(asked("fig8"), asked("fig9"), bench, report);
-    if (asked("fig10")) report_figure_10(bench, report);
+    if (asked(request, "fig7")) report_figure_7(request, bench, report);
+    if (asked(request, "fig8") || asked(request, "fig9"))
+      report_figures_8_9(asked(request, "fig8"), asked(request, "fig9"), bench, report);
+    if (asked(request, "fig10")) report_figure_10(bench, report);
   }
-  if (!request.svg.empty()) write_output(request.svg, report.svg());
+  if (!request.svg.empty()) io::write_file_atomically(request.svg, report.svg());
   return 0;
 }
 

@@ -30,6 +30,9 @@ struct SpqtRequest {
 /// The names of the parts.
 std::vector<std::string> spqt_parts();
 
+/// Throws Error for a request that cannot be fulfilled, before anything is measured.
+void check_spqt(const SpqtRequest& request);
+
 int run_spqt(const SpqtRequest& request);
 
 /// Table 2: decoding in f16, q4_K and zz4_k, dense and with inputs left out, after a prompt of 10 tokens.

@@ -82,8 +82,8 @@ std::string Svg::finish(double width, double height) const {
 }
 
 std::string_view colour(size_t n) {
-  static constexpr std::array<std::string_view, 7> kColours = {"#4477aa", "#66ccee", "#228833", "#ccbb44",
-                                                               "#ee6677", "#aa3377", "#bbbbbb"};
+  static constexpr std::array<std::string_view, 9> kColours = {"#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677",
+                                                               "#aa3377", "#bbbbbb", "#222255", "#ee8866"};
   return kColours[n % kColours.size()];
 }
 
