@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <utility>
+
+#include "core/say.h"
 
 namespace lacuna {
 namespace {
@@ -39,7 +40,7 @@ Progress::Progress(std::string what, int64_t total, std::string unit)
 Progress::~Progress() { hide(); }
 
 void Progress::hide() {
-  if (dirty_) std::fputs("\r\x1b[K", stderr);
+  if (dirty_) say_text("\r\x1b[K");
   dirty_ = false;
 }
 
@@ -65,8 +66,7 @@ void Progress::draw() {
   } else {
     line = fmt::format("{} {}  {}/s", what_, amount(double(done_), unit_), amount(rate, unit_));
   }
-  fmt::print(stderr, "\r\x1b[K{}", line);
-  std::fflush(stderr);
+  say_text("\r\x1b[K" + line);
 }
 
 }  // namespace lacuna

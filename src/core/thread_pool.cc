@@ -9,6 +9,8 @@
 #include <immintrin.h>
 #endif
 
+#include "core/error.h"
+
 namespace lacuna {
 namespace {
 
@@ -45,10 +47,19 @@ int usable_cores() {
 ThreadPool::ThreadPool(int threads) {
   if (threads <= 0) threads = usable_cores();
   threads_.reserve(size_t(threads - 1));
-  for (int worker = 1; worker < threads; ++worker) threads_.emplace_back([this, worker] { worker_loop(worker); });
+  for (int worker = 1; worker < threads; ++worker) {
+    try {
+      threads_.emplace_back([this, worker] { worker_loop(worker); });
+    } catch (const std::exception& error) {
+      stop();
+      throw Error("cannot start thread {} of {}: {}; use fewer --threads", worker + 1, threads, error.what());
+    }
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stop_.store(true, std::memory_order_release);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();

@@ -17,7 +17,8 @@ namespace lacuna {
 /// idle program costs nothing. Not reentrant: a job must not start another one on the same pool.
 class ThreadPool {
  public:
-  /// threads >= 1, the caller included. 0: one per core that this process may use.
+  /// threads >= 1, the caller included. 0: one per core that this process may use. Throws Error when the system starts
+  /// no more.
   explicit ThreadPool(int threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -55,6 +56,7 @@ class ThreadPool {
   void dispatch(JobFn fn, void* context);
   void worker_loop(int worker);
   void call(int worker) noexcept;
+  void stop();  // and join
 
   alignas(64) std::atomic<uint32_t> generation_{0};
   alignas(64) std::atomic<int> running_{0};
