@@ -15,7 +15,7 @@ constexpr int64_t kMostRanges = 64;
 
 int64_t collect_active(ThreadPool& pool, const float* x, int64_t M, int64_t K, const float* norms, float t,
                        int32_t* active) {
-  const auto write = LACUNA_CPU_SELECT(cpu::write_active);
+  const auto write = LACUNA_CPU_SELECT(write_active);
   const cpu::ActiveArgs all{x, M, K, norms, t, 0, K};
   const int64_t ranges = std::min({K / kRange, kMostRanges, int64_t{pool.size()}});
   if (ranges < 2) return write(all, active);
@@ -25,7 +25,7 @@ int64_t collect_active(ThreadPool& pool, const float* x, int64_t M, int64_t K, c
     a.end = K * (i + 1) / ranges;
     return a;
   };
-  const auto count = LACUNA_CPU_SELECT(cpu::count_active);
+  const auto count = LACUNA_CPU_SELECT(count_active);
   int64_t first[kMostRanges + 1] = {};  // of each range in the list
   pool.parallel_for(ranges, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) first[i + 1] = count(range(i));
