@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -46,6 +47,18 @@ class TempDir {
 
  private:
   std::filesystem::path path_;
+};
+
+/// The largest of the values added; NaN from the first NaN on, so that no later value hides it.
+class Largest {
+ public:
+  void add(double value) {
+    if (std::isnan(value) || value > largest_) largest_ = value;
+  }
+  double value() const { return largest_; }
+
+ private:
+  double largest_ = 0;
 };
 
 }  // namespace lacuna::test

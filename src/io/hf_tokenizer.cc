@@ -7,8 +7,8 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/mapped_file.h"
-#include "io/end_of_generation.h"
 #include "io/json.h"
 #include "io/sentencepiece.h"
 #include "io/tokenizer_json.h"
@@ -23,7 +23,7 @@ class Folder {
  public:
   explicit Folder(std::string path) : path_(std::move(path)) {}
   std::string name(const char* file) const { return (std::filesystem::path(path_) / file).string(); }
-  bool has(const char* file) const { return std::filesystem::exists(name(file)); }
+  bool has(const char* file) const { return file_exists(name(file)); }
   std::string text(const char* file) const { return read_file(name(file)); }
   /// An empty object where there is no such file.
   json object(const char* file) const { return has(file) ? parse_json_object(text(file), name(file)) : json::object(); }
@@ -237,7 +237,6 @@ Vocabulary read_hf_tokenizer(const std::string& path, const HfConfig& config, co
   out.eog_ids = read_ids(own ? generation : model_config, "eos_token_id", out.tokens.size(),
                          own ? generation_where : config_where);
   out.chat_template = read_chat_template(folder, in);
-  add_known_end_tokens(out);
   pad_tokens(out, config.vocab_size);
   return out;
 }

@@ -2,11 +2,11 @@
 // these cannot say stands under lacuna.tokenizer.*, which other programs ignore.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "core/error.h"
 #include "io/checkpoint.h"
-#include "io/end_of_generation.h"
 
 namespace lacuna::io {
 
@@ -101,6 +101,8 @@ Vocabulary vocabulary_from_metadata(const Metadata& metadata) {
   if (auto scores = metadata.numbers("tokenizer.ggml.scores"); scores && !bytes) {
     if (scores->size() != out.tokens.size())
       throw Error("metadata: {} token scores for {} tokens", scores->size(), out.tokens.size());
+    for (size_t i = 0; i < scores->size(); ++i)
+      if (std::isnan((*scores)[i])) throw Error("metadata key tokenizer.ggml.scores: the score of token {} is NaN", i);
     out.scores = *std::move(scores);
   }
   if (!bytes && out.scores.empty() && out.merges.empty()) throw Error("metadata key tokenizer.ggml.scores is missing");
@@ -126,7 +128,6 @@ Vocabulary vocabulary_from_metadata(const Metadata& metadata) {
       throw Error("metadata key {}: id {} is out of range; there are {} tokens", kEogIds, id, out.tokens.size());
     out.eog_ids.push_back(int32_t(id));
   }
-  add_known_end_tokens(out);
   return out;
 }
 

@@ -22,8 +22,6 @@ void add(ThreadPool& pool, const float* y, int64_t count, float* x);
 void swiglu(ThreadPool& pool, const float* gate, const float* up, int64_t count, float* out);
 /// x = max(x, 0).
 void relu(ThreadPool& pool, float* x, int64_t count);
-/// GELU with the tanh approximation, in place.
-void gelu_tanh(ThreadPool& pool, float* x, int64_t count);
 
 /// Rotates the first `n_rot` elements of each head. x: [M, n_heads, head_dim] rows `stride` floats apart; cos, sin: [M,
 /// n_rot / 2], row m for token m, attention scaling already multiplied in. adjacent: pairs (2i, 2i+1); else pairs (i, i

@@ -10,7 +10,7 @@
 namespace lacuna::model {
 
 enum class Norm : uint8_t { rms, layer };
-enum class Mlp : uint8_t { swiglu, relu, gelu_tanh };
+enum class Mlp : uint8_t { swiglu, relu };
 enum class Positions : uint8_t { rope, learned };
 
 /// Rotary frequencies. inv_freq already holds the scaling (linear, llama3, yarn); attention_factor multiplies cos and

@@ -29,10 +29,7 @@ void apply_activation(const Config& config, ThreadPool& pool, const float* gate,
     return;
   }
   if (out != up) std::copy_n(up, n, out);
-  if (config.mlp == Mlp::relu)
-    kernels::relu(pool, out, n);
-  else
-    kernels::gelu_tanh(pool, out, n);
+  kernels::relu(pool, out, n);
 }
 
 void rotary_row(const Rope& rope, int64_t position, float* cos, float* sin) {

@@ -16,8 +16,8 @@ using Model = Vocabulary::Model;
 
 /// Control tokens that end an answer in the families that have them, whatever the file says about EOS.
 constexpr std::string_view kEndTexts[] = {
-    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>",   "<|endoftext|>",
-    "<|end|>",    "</s>",       "<eos>",      "<|EOT|>",         "<|end_of_turn|>",
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|endoftext|>",
+    "<|end|>",    "</s>",       "<eos>",      "<|EOT|>",         "<EOT>",         "<|end_of_turn|>",
 };
 
 void check_id(const std::optional<int32_t>& id, std::string_view what, size_t n_tokens) {
@@ -102,7 +102,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
   }
   if (!options.add_special) return ids;
   if (impl_->adds_bos && (ids.empty() || ids.front() != bos())) ids.insert(ids.begin(), bos());
-  if (impl_->adds_eos && (ids.size() <= (impl_->adds_bos ? 1 : 0) || ids.back() != eos())) ids.push_back(eos());
+  if (options.add_eos && impl_->adds_eos && (ids.size() <= (impl_->adds_bos ? 1 : 0) || ids.back() != eos()))
+    ids.push_back(eos());
   return ids;
 }
 

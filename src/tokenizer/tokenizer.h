@@ -23,6 +23,7 @@ class Tokenizer {
 
   struct EncodeOptions {
     bool add_special = true;     // BOS (and EOS) where the model adds them
+    bool add_eos = true;         // with add_special; false: BOS only, for a text that goes on
     bool parse_special = false;  // control tokens written in the text become their ids (templates yes, user text no)
   };
   /// Invalid UTF-8 is tokenized byte by byte where the model has bytes. If add_special is asked and the text begins

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <limits>
 
 #include "gguf_bytes.h"
@@ -123,6 +124,8 @@ TEST(VocabularyMetadata, RefusesContradictions) {
                "merge 0 (\"ab\") is not two parts");
   EXPECT_ERROR(changed(sentencepiece(), "tokenizer.ggml.scores", std::nullopt), "scores is missing");
   EXPECT_ERROR(changed(sentencepiece(), "tokenizer.ggml.scores", std::vector<float>{1}), "1 token scores for 3 tokens");
+  EXPECT_ERROR(changed(sentencepiece(), "tokenizer.ggml.scores", std::vector<float>{0, NAN, 0}),
+               "the score of token 1 is NaN");
   EXPECT_ERROR(changed(byte_bpe(), "tokenizer.ggml.token_type", std::vector<int32_t>{1}), "1 token types for 5 tokens");
   EXPECT_ERROR(changed(byte_bpe(), "tokenizer.ggml.token_type", std::vector<int32_t>{1, 1, 1, 1, 9}),
                "token 4 has the unknown type 9");
@@ -135,18 +138,6 @@ TEST(VocabularyMetadata, RefusesContradictions) {
   EXPECT_EQ(changed(byte_bpe(), "tokenizer.ggml.bos_token_id", std::numeric_limits<uint32_t>::max()).bos_id,
             std::nullopt);
   EXPECT_EQ(changed(byte_bpe(), "tokenizer.ggml.pre", std::nullopt).pre, "default");
-}
-
-TEST(VocabularyMetadata, EndTokensByName) {
-  Vocabulary v = byte_bpe();
-  v.eog_ids.clear();
-  Metadata m;
-  vocabulary_to_metadata(v, m);
-  EXPECT_EQ(vocabulary_from_metadata(m).eog_ids, std::vector<int32_t>{3});  // <|im_end|>
-  v.types[3] = TokenType::normal;                                           // the same text as an ordinary piece
-  Metadata plain;
-  vocabulary_to_metadata(v, plain);
-  EXPECT_TRUE(vocabulary_from_metadata(plain).eog_ids.empty());
 }
 
 TEST(VocabularyMetadata, FilesOfLlamaCpp) {

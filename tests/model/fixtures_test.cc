@@ -65,17 +65,16 @@ std::vector<std::vector<float>> run(Decoder& decoder, const std::vector<int32_t>
   return out;
 }
 
-float largest_difference(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+double largest_difference(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
   EXPECT_EQ(a.size(), b.size());
-  float worst = 0;
+  test::Largest worst;
   for (size_t t = 0; t < std::min(a.size(), b.size()); ++t) {
     EXPECT_EQ(a[t].size(), b[t].size());
     for (size_t i = 0; i < std::min(a[t].size(), b[t].size()); ++i) {
-      const float difference = std::abs(a[t][i] - b[t][i]);
-      if (!(difference <= worst)) worst = difference;  // NaN sticks
+      worst.add(std::abs(a[t][i] - b[t][i]));
     }
   }
-  return worst;
+  return worst.value();
 }
 
 std::vector<int32_t> greedy(Decoder& decoder, const std::vector<int32_t>& prompt, size_t count) {

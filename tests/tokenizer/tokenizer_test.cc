@@ -196,12 +196,12 @@ TEST(Eos, IsAddedOnceWhereTheFileSaysSo) {
 }
 
 TEST(EndsGeneration, EosEotListedAndWellKnownControlTokens) {
-  Vocabulary v = small_byte_bpe({}, {"<eos>", "<eot>", "<listed>", "<|im_end|>", "<other>"});
+  Vocabulary v = small_byte_bpe({}, {"<eos>", "<eot>", "<listed>", "<|im_end|>", "<other>", "<EOT>"});
   v.eos_id = 256;
   v.eot_id = 257;
   v.eog_ids = {258};
   const Tokenizer t(v);
-  for (const int32_t id : {256, 257, 258, 259}) EXPECT_TRUE(t.ends_generation(id)) << id;
+  for (const int32_t id : {256, 257, 258, 259, 261}) EXPECT_TRUE(t.ends_generation(id)) << id;
   EXPECT_FALSE(t.ends_generation(260));
   EXPECT_FALSE(t.ends_generation('a'));
   v.types[259] = TokenType::user_defined;

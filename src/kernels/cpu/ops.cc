@@ -74,11 +74,6 @@ void relu(ThreadPool& pool, float* x, int64_t count) {
   for_values(pool, count, [&](int64_t b, int64_t e) { span(x + b, e - b); });
 }
 
-void gelu_tanh(ThreadPool& pool, float* x, int64_t count) {
-  const auto span = LACUNA_CPU_SELECT(gelu_tanh_span);
-  for_values(pool, count, [&](int64_t b, int64_t e) { span(x + b, e - b); });
-}
-
 void rope(ThreadPool& pool, float* x, int64_t M, int64_t n_heads, int64_t head_dim, int64_t stride, const float* cos,
           const float* sin, int64_t n_rot, bool adjacent) {
   assert(n_rot % 2 == 0 && n_rot <= head_dim);

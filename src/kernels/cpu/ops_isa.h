@@ -28,7 +28,6 @@ LACUNA_CPU_DECLARE(void layer_norm_rows(const float* x, const float* weight, con
 LACUNA_CPU_DECLARE(void add_span(const float* y, int64_t count, float* x))
 LACUNA_CPU_DECLARE(void swiglu_span(const float* gate, const float* up, int64_t count, float* out))
 LACUNA_CPU_DECLARE(void relu_span(float* x, int64_t count))
-LACUNA_CPU_DECLARE(void gelu_tanh_span(float* x, int64_t count))
 /// y = exp(x), the exponential of every kernel here.
 LACUNA_CPU_DECLARE(void exp_span(const float* x, int64_t count, float* y))
 /// log(sum(exp(x))) over count >= 1 values; NaN when one is NaN.

@@ -100,15 +100,6 @@ void relu_span(float* x, int64_t count) {
   map1(x, count, x, [&](Vf v) { return hn::IfThenElse(hn::Lt(v, zero), zero, v); });  // NaN stays
 }
 
-void gelu_tanh_span(float* x, int64_t count) {
-  // 0.5 v (1 + tanh(u)) = v / (1 + exp(-2u)), u = sqrt(2/pi) (v + 0.044715 v^3).
-  const F32 d;
-  map1(x, count, x, [&](Vf v) {
-    const Vf cubic = hn::MulAdd(hn::Mul(hn::Mul(v, v), v), hn::Set(d, 0.044715f), v);
-    return hn::Div(v, hn::Add(hn::Set(d, 1.0f), exp(hn::Mul(cubic, hn::Set(d, -1.5957691216f)))));
-  });
-}
-
 void exp_span(const float* x, int64_t count, float* y) {
   map1(x, count, y, [](Vf v) { return exp(v); });
 }
