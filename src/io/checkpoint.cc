@@ -9,6 +9,7 @@
 
 #include "core/checked_math.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "core/mapped_file.h"
 #include "io/gguf_split.h"
 #include "io/huggingface.h"
@@ -57,14 +58,12 @@ void Checkpoint::Data::read_gguf() {
   GgufSet set = open_gguf_set(path);
   files = std::move(set.files);
   metadata = std::move(set.metadata);
-  try {
+  Manifest manifest;
+  naming_file(path, [&] {
     architecture = metadata.string("general.architecture").value_or("");
     vocabulary = vocabulary_from_metadata(metadata);
-  } catch (const Error& error) {
-    throw Error("{}: {}", path, error.what());
-  }
-  Manifest manifest;
-  if (const auto text = metadata.string(kManifestKey)) manifest = parse_manifest(*text, path);
+    if (const auto text = metadata.string(kManifestKey)) manifest = parse_manifest(*text, path);
+  });
   for (GgufTensor& tensor : set.tensors) {
     const auto packed = manifest.find(tensor.name);
     if (packed != manifest.end()) {
@@ -124,7 +123,7 @@ Checkpoint Checkpoint::open(const std::string& path) {
   data->path = path;
   std::error_code failed;
   if (fs::is_directory(path, failed)) {
-    if (!fs::exists(fs::path(path) / "config.json"))
+    if (!file_exists(fs::path(path) / "config.json"))
       throw Error("{}: a folder without config.json; expected a Hugging Face folder or a .gguf file", path);
     data->source = Source::huggingface;
     data->read_huggingface();

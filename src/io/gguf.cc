@@ -99,8 +99,8 @@ MetadataValue read_array(ByteReader& in, const std::string& key) {
     }
     case ValueType::string: {
       if (count > in.remaining() / 8) in.take(count > UINT64_MAX / 8 ? UINT64_MAX : count * 8, key);
-      std::vector<std::string> out(count);
-      for (std::string& text : out) text = in.read_string(key);
+      std::vector<std::string> out;  // grows with what is there: the count may be a lie
+      for (uint64_t i = 0; i < count; ++i) out.push_back(in.read_string(key));
       return out;
     }
     case ValueType::array:
@@ -276,12 +276,7 @@ int64_t gguf_alignment(const Metadata& metadata, const std::string& path) {
 }
 
 GgufFile parse_gguf(std::span<const std::byte> file, const std::string& path) {
-  try {
-    return parse(file, path);
-  } catch (const Error& error) {
-    if (std::string_view(error.what()).starts_with(path)) throw;
-    throw Error("{}: {}", path, error.what());
-  }
+  return naming_file(path, [&] { return parse(file, path); });
 }
 
 }  // namespace lacuna::io

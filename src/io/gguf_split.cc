@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/files.h"
 
 namespace lacuna::io {
 
@@ -19,9 +20,11 @@ struct Part {
 
 Part read_part(const Metadata& metadata, const std::string& path) {
   Part out;
-  out.count = metadata.integer("split.count").value_or(1);
+  naming_file(path, [&] {
+    out.count = metadata.integer("split.count").value_or(1);
+    if (out.count > 1) out.number = metadata.need_integer("split.no");
+  });
   if (out.count <= 1) return {};
-  out.number = metadata.need_integer("split.no");
   if (out.count > kMaxParts || out.number < 0 || out.number >= out.count)
     throw Error("{}: split.no = {}, split.count = {}: no possible part of a set", path, out.number, out.count);
   return out;
@@ -59,7 +62,7 @@ GgufSet open_gguf_set(const std::string& path) {
     int64_t announced = -1;
     for (int64_t i = 0; i < part.count; ++i) {
       const std::string name = prefix + part_suffix(i, part.count);
-      if (!std::filesystem::exists(name))
+      if (!file_exists(name))
         throw Error("{}: part {} of {} is missing; put it beside the others", name, i + 1, part.count);
       out.files.emplace_back(name);
       GgufFile file = parse_gguf(out.files.back().bytes(), name);
@@ -69,7 +72,7 @@ GgufSet open_gguf_set(const std::string& path) {
                     i + 1, part.count);
       if (i == 0) {
         out.metadata = file.metadata;
-        announced = file.metadata.integer("split.tensors.count").value_or(-1);
+        announced = naming_file(name, [&] { return file.metadata.integer("split.tensors.count").value_or(-1); });
       }
       append(out, std::move(file), names, name);
     }

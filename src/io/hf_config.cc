@@ -146,10 +146,12 @@ class Reader {
                   width, heads);
   }
 
-  /// transformers 5 writes rope_parameters; before, rope_theta stood beside rope_scaling.
+  /// transformers 5 writes rope_parameters; before, rope_theta stood beside rope_scaling. Where both are there,
+  /// transformers takes rope_scaling unless it is empty.
   void read_rope() {
-    const json* rope = in_.object("rope_parameters");
-    if (rope == nullptr) rope = in_.object("rope_scaling");
+    const json* rope = in_.object("rope_scaling");
+    const json* parameters_of_5 = in_.object("rope_parameters");
+    if (rope == nullptr || rope->empty()) rope = parameters_of_5;
     static const json kNone = json::object();
     const std::string where = where_ + ": rope parameters";
     const JsonObject parameters(rope != nullptr ? *rope : kNone, where);

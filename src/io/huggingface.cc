@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "io/checkpoint.h"
 #include "io/hf_config.h"
 #include "io/hf_names.h"
@@ -41,15 +42,15 @@ Plan read_index(const fs::path& path) {
 }
 
 Plan plan_files(const fs::path& folder) {
-  if (fs::exists(folder / kIndex)) return read_index(folder / kIndex);
-  if (fs::exists(folder / kSingle)) return {{kSingle, {}}};
+  if (file_exists(folder / kIndex)) return read_index(folder / kIndex);
+  if (file_exists(folder / kSingle)) return {{kSingle, {}}};
   throw Error("{}: neither {} nor {} is there; only safetensors weights are read", folder.string(), kSingle, kIndex);
 }
 
 void read_file_tensors(const fs::path& path, const std::set<std::string>& wanted, const HfConfig& config,
                        HfFolder& out) {
   const std::string where = path.string();
-  if (!fs::exists(path))
+  if (!file_exists(path))
     throw Error("{}: this shard is missing; the index names it for tensor {}", where,
                 wanted.empty() ? "?" : *wanted.begin());
   out.files.emplace_back(where);

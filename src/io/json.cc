@@ -34,7 +34,10 @@ json parse_json(std::string_view text, const std::string& where) {
   try {
     return json::parse(text, check);
   } catch (const json::exception& error) {
-    throw Error("{}: bad JSON: {}", where, error.what());
+    std::string_view reason = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
+    if (const size_t end = reason.find("] "); reason.starts_with('[') && end != reason.npos)
+      reason.remove_prefix(end + 2);
+    throw Error("{}: bad JSON: {}", where, reason);
   }
 }
 

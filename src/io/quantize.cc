@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 
 #include "core/error.h"
@@ -317,7 +318,7 @@ QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& op
     report.params += planned.count;
     report.bytes += planned.bytes;
     const std::string from(tensor.layout->name);
-    if (tensor.layout->bits_per_weight() < 16 && tensor.layout != planned.stored &&
+    if (tensor.layout->bits_per_weight() < 16 && stored.bits_per_weight() < 16 && tensor.layout != planned.stored &&
         std::find(report.requantized.begin(), report.requantized.end(), from) == report.requantized.end())
       report.requantized.push_back(from);
   }
@@ -327,17 +328,33 @@ QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& op
     report.params += factors;
     report.bytes += factors * 4;
   }
-  if (const auto fell = report.fell_back(); options.strict && !fell.empty())
+  if (const auto fell = report.fell_back(); options.strict && !fell.empty()) {
+    std::vector<std::pair<const layout::Layout*, int64_t>> counts;  // of each layout asked for
+    for (const QuantizeReport::Tensor* tensor : fell) {
+      const auto found =
+          std::find_if(counts.begin(), counts.end(), [&](const auto& c) { return c.first == tensor->wanted; });
+      if (found == counts.end())
+        counts.emplace_back(tensor->wanted, 1);
+      else
+        ++found->second;
+    }
+    std::string each;
+    for (const auto& [wanted, count] : counts)
+      each += fmt::format("{}{} do not fit {}", each.empty() ? "" : ", ", count, wanted->name);
     throw Error(
-        "{} of {} tensors do not fit {} (first: {}, rows of {}, not a multiple of {}); leave out --strict to "
-        "store them as {}",
-        fell.size(), report.tensors.size(), fell[0]->wanted->name, fell[0]->name, fell[0]->dims.back(),
-        fell[0]->wanted->block_cols, fell[0]->stored->name);
+        "{} of {} tensors would fall back: {} (first: {}, rows of {}, not a multiple of {}); leave out --strict to "
+        "store that one as {}",
+        fell.size(), report.tensors.size(), each, fell[0]->name, fell[0]->dims.back(), fell[0]->wanted->block_cols,
+        fell[0]->stored->name);
+  }
   return report;
 }
 
 QuantizeReport quantize(const Checkpoint& source, const std::string& path, const QuantizeOptions& options,
                         ThreadPool& pool) {
+  std::error_code unknown;  // a name that is not there yet is no other file's
+  if (std::filesystem::equivalent(source.path(), path, unknown))
+    throw Error("{}: is the model that is read ({}); give the new file another name", path, source.path());
   QuantizeReport report = plan_quantize(source, options);
   std::vector<TensorPlan> plan;
   for (const QuantizeReport::Tensor& tensor : report.tensors)

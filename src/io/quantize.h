@@ -49,7 +49,7 @@ struct QuantizeReport {
   };
   std::vector<Tensor> tensors;
   int64_t params = 0, bytes = 0, file_bytes = 0;
-  /// Names of quantized layouts that were decoded and quantized again.
+  /// Names of quantized layouts that are decoded and quantized again; to f16 and wider nothing is lost.
   std::vector<std::string> requantized;
 
   double effective_bits() const { return params > 0 ? 8.0 * double(bytes) / double(params) : 0; }
@@ -62,7 +62,7 @@ QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& op
 /// Writes `path` (atomically; nothing is left on an error). A matrix is in memory at most once, in its new layout.
 /// Between zigzag layouts that differ in tile_rows only, superblocks are moved, not encoded again. q and k rows of a
 /// Hugging Face "llama" are put into GGUF's order of rotary pairs. Throws Error naming the tensor for NaN and infinity
-/// and for values that the layout cannot hold.
+/// and for values that the layout cannot hold; where `path` is the source's own file.
 QuantizeReport quantize(const Checkpoint& source, const std::string& path, const QuantizeOptions& options,
                         ThreadPool& pool);
 

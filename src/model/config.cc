@@ -225,6 +225,8 @@ class Reader {
 
 }  // namespace
 
-Config read_config(const io::Checkpoint& checkpoint) { return Reader(checkpoint).read(); }
+Config read_config(const io::Checkpoint& checkpoint) {
+  return naming_file(checkpoint.path(), [&] { return Reader(checkpoint).read(); });
+}
 
 }  // namespace lacuna::model

@@ -85,6 +85,24 @@ TEST(HfConfig, BothSpellingsOfRope) {
   EXPECT_FALSE(none.contains("llama.rope.scaling.type"));
 }
 
+// As transformers does it: rope_scaling, unless it is empty.
+TEST(HfConfig, RopeScalingWinsOverRopeParameters) {
+  const auto both = [](std::string_view scaling) {
+    return read(with(llama(), fmt::format(R"({{"rope_theta":5e5,"rope_scaling":{},"rope_parameters":)"
+                                          R"({{"rope_theta":7e5,"rope_type":"linear","factor":8}}}})",
+                                          scaling)))
+        .metadata;
+  };
+  const Metadata scaled = both(R"({"type":"linear","factor":4})");
+  EXPECT_EQ(scaled.number("llama.rope.scaling.factor"), 4.0);
+  EXPECT_EQ(scaled.number("llama.rope.freq_base"), 5e5);
+  for (const char* none : {"{}", "null"}) {
+    EXPECT_EQ(both(none).number("llama.rope.scaling.factor"), 8.0) << none;
+    EXPECT_EQ(both(none).number("llama.rope.freq_base"), 7e5) << none;
+  }
+  EXPECT_ERROR(both("5"), "\"rope_scaling\" must be an object");
+}
+
 TEST(HfConfig, RopeErrors) {
   const auto rope = [](std::string_view parameters) {
     return read(with(llama(), fmt::format(R"({{"rope_parameters":{}}})", parameters)));

@@ -17,6 +17,16 @@ TEST(Json, RefusesWhatItCannotTrust) {
   EXPECT_ERROR(parse_json_object("[1]", "f"), "expected a JSON object at the top, found array");
 }
 
+TEST(Json, SaysWhereWithoutTheLibrarysName) {
+  try {
+    parse_json("{\"a\":}", "f");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_TRUE(std::string_view(error.what()).starts_with("f: bad JSON: parse error at line 1, column 6"))
+        << error.what();
+  }
+}
+
 TEST(Json, DepthIsBounded) {
   EXPECT_NO_THROW(parse_json(std::string(kMaxJsonDepth, '[') + std::string(kMaxJsonDepth, ']'), "f"));
   EXPECT_ERROR(parse_json(std::string(kMaxJsonDepth + 1, '[') + std::string(kMaxJsonDepth + 1, ']'), "f"),
