@@ -28,8 +28,8 @@ std::vector<int32_t> random_ids(int64_t count, int64_t n_vocab, uint64_t seed) {
   return ids;
 }
 
-/// Logits of a few tokens, run at once and one by one, are finite and agree; returns the largest relative error.
-double check_decoder(model::Decoder& decoder, kernels::KvType kv) {
+/// Throws Error unless the logits of a few tokens, run at once and one by one, are finite and agree.
+void check_decoder(model::Decoder& decoder, kernels::KvType kv) {
   const model::Config& config = decoder.config();
   const int64_t tokens = std::min(kCheckTokens, config.n_ctx);
   const std::vector<int32_t> ids = random_ids(tokens, config.n_vocab, 1);
@@ -38,7 +38,6 @@ double check_decoder(model::Decoder& decoder, kernels::KvType kv) {
   decoder.forward(together, ids, model::Decoder::Want::all, [&](int64_t first, int64_t count, const float* logits) {
     std::copy_n(logits, count * config.n_vocab, batch.data() + first * config.n_vocab);
   });
-  double worst = 0;
   for (int64_t t = 0; t < tokens; ++t) {
     const std::span<const float> logits = decoder.forward(single, std::span(ids).subspan(size_t(t), 1));
     double error = 0, norm = 0;
@@ -53,9 +52,14 @@ double check_decoder(model::Decoder& decoder, kernels::KvType kv) {
           "token {}: logits of a batch and of single tokens differ by {:.3g} of their size (at most {} allowed); "
           "nothing was timed",
           t, deviation, kDecoderTolerance);
-    worst = std::max(worst, deviation);
   }
-  return worst;
+}
+
+/// Every kind of group, and the head with one token, against the reference; returns the largest relative error.
+double check_linear(const io::Checkpoint& checkpoint, ThreadPool& pool, int64_t m, BenchOptions options) {
+  options.act_sparsity = 0;
+  return std::max(check_groups(model_groups(checkpoint), pool, m, options),
+                  check_groups({head_group(checkpoint)}, pool, 1, options));
 }
 
 }  // namespace
@@ -101,14 +105,15 @@ BenchRow bench_decode(model::Decoder& decoder, const io::Checkpoint& checkpoint,
   // not agree: the dense decoder and the layers with inputs left out are checked apart.
   const std::optional<model::SparsityOptions> sparsity = decoder.sparsity();
   decoder.set_sparsity(std::nullopt);
-  row.deviation = check_decoder(decoder, kv);
+  check_decoder(decoder, kv);
+  row.deviation = check_linear(checkpoint, decoder.pool(), 1, options);
   if (sparsity) {
     const BenchOptions sparse{.runs = 1,
                               .prepare = options.prepare,
                               .act_sparsity = sparsity->thresholds.level,
                               .plans = options.plans,
                               .deterministic = options.deterministic};
-    check_groups(groups, decoder.pool(), sparse);
+    check_groups(groups, decoder.pool(), 1, sparse);
     decoder.set_sparsity(sparsity);
   }
   row.checked = true;
@@ -155,7 +160,8 @@ BenchRow bench_prefill(model::Decoder& decoder, const io::Checkpoint& checkpoint
   if (tokens > config.n_ctx)
     throw Error("--prompt {} is more than the {} positions that the model allows", tokens, config.n_ctx);
   BenchRow row;
-  row.deviation = check_decoder(decoder, kv);
+  check_decoder(decoder, kv);
+  row.deviation = check_linear(checkpoint, decoder.pool(), tokens, options);
   row.checked = true;
   row.bench = "prefill";
   row.what = fmt::format("{} tokens", tokens);

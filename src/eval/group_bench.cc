@@ -166,8 +166,8 @@ kernels::Activation GroupRunner::input(const float* x, int64_t m) const {
 
 // ---- timing ----
 
-void check_groups(const std::vector<Group>& groups, ThreadPool& pool, const BenchOptions& options) {
-  check_kinds(groups, [&](size_t i) { return GroupRunner(groups[i], 1, false, pool, options); });
+double check_groups(const std::vector<Group>& groups, ThreadPool& pool, int64_t m, const BenchOptions& options) {
+  return check_kinds(groups, [&](size_t i) { return GroupRunner(groups[i], m, false, pool, options); });
 }
 
 int64_t cold_copies(int64_t bytes) {

@@ -93,8 +93,9 @@ class GroupRunner {
 /// naming the weight, where it is too large for 8-bit inputs.
 double check_result(const kernels::WeightView& weight, const kernels::Activation& input, const float* result);
 
-/// Checks one group of each combination of shapes and layouts, one token.
-void check_groups(const std::vector<Group>& groups, ThreadPool& pool, const BenchOptions& options);
+/// Checks one group of each combination of shapes and layouts, with a batch of m tokens; returns the largest relative
+/// error.
+double check_groups(const std::vector<Group>& groups, ThreadPool& pool, int64_t m, const BenchOptions& options);
 
 /// Copies of `bytes` of weights that are rotated so that no cache holds what is read next.
 int64_t cold_copies(int64_t bytes);

@@ -26,7 +26,8 @@ PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer,
 
   PerplexityResult result;
   result.windows = options.chunks > 0 ? std::min(options.chunks, available) : available;
-  result.bos = options.protocol == Protocol::llama_cpp && tokenizer.adds_bos();
+  using Bos = PerplexityResult::Bos;
+  if (tokenizer.adds_bos()) result.bos = options.protocol == Protocol::llama_cpp ? Bos::windows : Bos::text;
   result.text_sha256 = sha256_hex(std::as_bytes(std::span(text)));
   // Position p of a window predicts token p + 1. llama.cpp scores the predictions of positions ctx/2 .. ctx-2.
   const int64_t first = options.protocol == Protocol::llama_cpp ? ctx / 2 : 0;
@@ -41,7 +42,7 @@ PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer,
   double sum = 0, sum_squares = 0;
   for (int64_t window = 0; window < result.windows; ++window) {
     const std::span<int32_t> tokens = std::span(ids).subspan(size_t(window * ctx), size_t(ctx));
-    if (result.bos) tokens[0] = tokenizer.bos();
+    if (result.bos == Bos::windows) tokens[0] = tokenizer.bos();
     session.truncate(0);
     if (first > 0) decoder.forward(session, tokens.first(size_t(first)), model::Decoder::Want::none, {});
     const auto sink = [&](int64_t begin, int64_t count, const float* logits) {
@@ -79,6 +80,18 @@ PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer,
   result.act_sparsity = decoder.sparsity_counts().share();
   result.std_error = n > 1 ? result.ppl * std::sqrt(variance / (n - 1)) : 0.0;
   return result;
+}
+
+std::string_view name_of(PerplexityResult::Bos bos) {
+  switch (bos) {
+    case PerplexityResult::Bos::text:
+      return "before the text";
+    case PerplexityResult::Bos::windows:
+      return "in every window";
+    case PerplexityResult::Bos::none:
+      break;
+  }
+  return "no";
 }
 
 int64_t tokens_behind(int64_t dense_prefix, const PerplexityOptions& options, const PerplexityResult& result) {

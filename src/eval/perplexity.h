@@ -37,7 +37,9 @@ struct PerplexityResult {
   double std_error = 0;  // of ppl, from the spread of the token losses
   int64_t tokens = 0;    // scored
   int64_t windows = 0;
-  bool bos = false;  // whether windows begin with BOS
+  /// Where BOS stands: nowhere, once before the whole text (hf), or at the beginning of each window (llama_cpp).
+  enum class Bos : uint8_t { none, text, windows };
+  Bos bos = Bos::none;
   std::string text_sha256;
   double act_sparsity = 0;  // realised, by weight bytes; 0 for a dense decoder
 };
@@ -47,6 +49,9 @@ struct PerplexityResult {
 /// position).
 PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer, std::string_view text,
                             const PerplexityOptions& options);
+
+/// "no", "before the text", "in every window".
+std::string_view name_of(PerplexityResult::Bos bos);
 
 /// Tokens of such a run at positions from `dense_prefix` of their windows on: those that leave inputs out.
 int64_t tokens_behind(int64_t dense_prefix, const PerplexityOptions& options, const PerplexityResult& result);
