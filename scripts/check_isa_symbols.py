@@ -5,6 +5,7 @@ Objects compiled for one instruction set may define only symbols of that set's n
 standard library, say) could be merged with other objects' copies by the linker, and the program would then run AVX-512 code on a CPU without it.
 """
 import pathlib
+import platform
 import subprocess
 import sys
 
@@ -24,6 +25,9 @@ def main() -> int:
                     print(f"error: {path.name} for {isa} defines {name} ({kind}) outside lacuna::cpu::{isa}", file=sys.stderr)
                     errors += 1
     if objects == 0:
+        if platform.machine() in ("x86_64", "AMD64"):
+            print(f"error: {build} holds no instruction set objects: build lacuna there first", file=sys.stderr)
+            return 1
         print("instruction set objects: none on this architecture")
         return 0
     print(f"instruction set objects: {objects} checked, {errors} symbols leave their namespace")

@@ -8,8 +8,10 @@ usage() {
   cat <<'TXT'
 usage: scripts/quickstart.sh [--large] [--threads N]
 Builds Release, gets SmolLM2-135M-Instruct (98 MB) and shows it at work: generated text, tokens per second, perplexity, before and after
-it is requantized to q4_0. Run again, it takes seconds.
-  --large       Qwen2.5-Coder-1.5B-Instruct (1.1 GB) instead
+it is requantized to q4_0; then the same weights in the zigzag layout, dense against 25, 40 and 50% of the inputs skipped. Run again, it
+takes seconds: what was made and measured is kept beside the model.
+  --large       Qwen2.5-Coder-1.5B-Instruct (1.1 GB) instead: skipping inputs gains more there and costs less, but making the
+                thresholds takes some minutes
   --threads N   threads to use (default: all cores)
 TXT
 }
@@ -40,7 +42,7 @@ printf '%s\n' "$path"
 
 text=scripts/data/quickstart.txt
 show() {  # show FILE: generated text, speed and perplexity
-  "$lacuna" run "$1" "${threads[@]}" -p "The three most important things to know about compilers are" -n 48 --temp 0
+  "$lacuna" run "$1" "${threads[@]}" --chat -p "What are the three most important things to know about compilers?" -n 96 --temp 0
   "$lacuna" perplexity "$1" "${threads[@]}" -f "$text" --ctx 256
 }
 
@@ -51,6 +53,13 @@ step "The same model, requantized to q4_0"
 quantized="${path%.gguf}.q4_0.gguf"
 [ -s "$quantized" ] || "$lacuna" quantize "$path" -o "$quantized" --layout q4_0 "${threads[@]}"
 show "$quantized"
+
+step "Inputs skipped: zigzag weights, dense against 25, 40 and 50% activation sparsity"
+python3 scripts/demo_spqt.py "$lacuna" "$path" "${threads[@]}"
+if [ "$model" = smollm2-135m ]; then
+  printf '%s\n' "A model this small reads much besides its layers and has little to spare. --large shows the same with a model of 1.5 billion" \
+    "weights, whose layers take most of the time of a token, so that skipping their inputs gains more and costs less."
+fi
 
 step "Next"
 printf 'chat:      %s run %s --chat\nmeasure:   %s bench %s --what prefill,decode\ncommands:  %s --help\n' \
