@@ -13,7 +13,7 @@ bool file_exists(const std::filesystem::path& path) {
   return found;
 }
 
-int64_t file_size(const std::filesystem::path& path) {
+int64_t file_bytes(const std::filesystem::path& path) {
   std::error_code failed;
   const auto bytes = std::filesystem::file_size(path, failed);
   if (failed) throw Error("{}: its size cannot be read: {}", path.string(), failed.message());

@@ -11,6 +11,6 @@ namespace lacuna {
 bool file_exists(const std::filesystem::path& path);
 
 /// Bytes of a regular file. Throws Error with the system's reason.
-int64_t file_size(const std::filesystem::path& path);
+int64_t file_bytes(const std::filesystem::path& path);
 
 }  // namespace lacuna

@@ -32,7 +32,7 @@ TEST(Files, AnswersOrNamesTheFile) {
   EXPECT_FALSE(file_exists(dir.file("none") + "/below"));
   EXPECT_TRUE(file_exists(dir.path()));
   std::ofstream(dir.file("four")) << "four";
-  EXPECT_EQ(file_size(dir.file("four")), 4);
+  EXPECT_EQ(file_bytes(dir.file("four")), 4);
   std::filesystem::create_symlink("loop", dir.file("loop"));
   for (const std::string& bad : {dir.file("loop"), dir.file(std::string(300, 'n'))}) {
     try {
@@ -41,7 +41,7 @@ TEST(Files, AnswersOrNamesTheFile) {
     } catch (const Error& error) {
       EXPECT_TRUE(std::string_view(error.what()).starts_with(bad + ": ")) << error.what();
     }
-    EXPECT_THROW(file_size(bad), Error);
+    EXPECT_THROW(file_bytes(bad), Error);
   }
 }
 
