@@ -8,8 +8,8 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "kernels/active.h"
 #include "layout/zigzag.h"
-#include "model/sparsity.h"
 
 namespace lacuna::calibrate {
 namespace {
@@ -86,7 +86,8 @@ void ColdGroup::run(kernels::LinearGroup& group, const Input& input, int level) 
   kernels::Activation x{input.x.data(), 1, K_};
   if (level >= 0) {
     x.active = active_.data();
-    x.active_count = model::collect_active(x.x, nullptr, input.thresholds[size_t(level)], K_, active_.data());
+    x.active_count =
+        kernels::collect_active(pool_, x.x, 1, K_, nullptr, input.thresholds[size_t(level)], active_.data());
   }
   group.run(x, outputs_);
 }

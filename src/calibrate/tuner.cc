@@ -109,11 +109,11 @@ class GroupTuner {
   /// done(share): how much of the group's time has gone.
   template <class Done>
   void measure(GroupTuning& out, const Done& done) {
-    std::vector<PlanTimes> dropped;
+    std::vector<Candidate> dropped;
     const auto start = Clock::now();
     for (const Stage& stage : kStages) {
       while (left_.size() > 1 && left_.size() - 1 > stage.keep) {
-        dropped.push_back(times_of(left_.back(), left_.front()));
+        dropped.push_back(std::move(left_.back()));
         left_.pop_back();
       }
       group_.keep(plans_left());
@@ -135,8 +135,7 @@ class GroupTuner {
       if (left_[1].score < 1 - std::max(kLeastGain, 2 * error)) best = &left_[1], out.noise = error;
     }
     for (const Candidate& candidate : left_) out.measured.push_back(times_of(candidate, standard));
-    std::reverse(dropped.begin(), dropped.end());
-    out.measured.insert(out.measured.end(), dropped.begin(), dropped.end());
+    for (auto d = dropped.rbegin(); d != dropped.rend(); ++d) out.measured.push_back(times_of(*d, standard));
     const PlanTimes times = times_of(*best, standard);
     out.plan = best->plan;
     out.plan.dense_below = dense_below(times.dense_ms, levels_, times.sparse_ms);

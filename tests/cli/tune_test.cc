@@ -168,6 +168,46 @@ TEST(Tune, DamagedAndStaleProfilesAreIgnoredWithOneLine) {
   EXPECT_EQ(folder.read()["threads"], 1);
 }
 
+TEST(Tune, AFileCanHaveThisMachinesTiles) {
+  const TempDir dir;
+  const std::string f32 = dir.file("f32.gguf"), whole = dir.file("whole.gguf"), tiled = dir.file("tiled.gguf");
+  const RunOptions run{.environment = {{"LACUNA_CACHE", dir.file("cache")}}};
+  output_of({"synth", "llama-3.2-1b", "--layers", "1", "--layout", "zz4_k", "-o", f32});
+  output_of({"quantize", f32, "--layout", "zz4_k", "-o", whole});
+  const std::vector<std::string> quantize = {"quantize", whole, "--layout", "zz4_k",     "--tile-rows",
+                                             "auto",     "-o",  tiled,      "--threads", "1"};
+  expect_error(quantize, "needs a profile of this machine with 1 threads", run);
+  output_of({"tune", whole, "--seconds", "0.05", "--threads", "1"}, run);
+  const std::string path = std::filesystem::directory_iterator(dir.file("cache/profiles"))->path().string();
+  nlohmann::json profile = nlohmann::json::parse(read_text(path));
+  for (auto& [key, group] : profile["groups"].items())
+    for (const auto& times : group["measured"])
+      if (times["plan"]["tile_rows"] == (group["name"] == "ffn_down" ? 1024 : 256)) group["plan"] = times["plan"];
+  std::ofstream(path, std::ios::trunc) << profile.dump();
+
+  EXPECT_NE(output_of(quantize, run), "");
+  for (const auto& tensor : json_of({"inspect", tiled})["tensors"]) {
+    const std::string name = tensor["name"];
+    if (tensor["layout"] == "zz4_k") {
+      EXPECT_EQ(tensor["tile_rows"], name.find("ffn_down") != std::string::npos ? 1024 : 256) << name;
+    }
+  }
+  // The same weights, whichever way they are read.
+  std::vector<std::string> generate = {"run", whole,          "--prompt-ids", "5,6,7", "-n",
+                                       "4",   "--ignore-eos", "--threads",    "1"};
+  const auto expected = json_of(generate, run)["ids"];
+  generate[1] = tiled;
+  EXPECT_EQ(json_of(generate, run)["ids"], expected);
+  generate.insert(generate.end(), {"--prepare", "in_place", "--explain"});
+  const auto done = run_lacuna(generate, run);
+  EXPECT_EQ(done.code, 0);
+  EXPECT_NE(done.err.find("zz4_k in place, "), std::string::npos) << done.err;
+  generate.pop_back();
+  EXPECT_EQ(json_of(generate, run)["ids"], expected);
+  expect_error({"quantize", f32, "--layout", "q4_K", "--tile-rows", "auto", "-o", tiled}, "q4_K has no tiles", run);
+  expect_error({"quantize", f32, "--layout", "zz4_k", "--tile-rows", "many", "-o", tiled}, "expected auto or a number");
+}
+
 TEST(Tune, WrongFlagsAndModelsSayWhatToDo) {
   const Folder folder;
   expect_error({"tune", fixture("text_model.gguf")}, "lacuna quantize MODEL --layout zz4_k");

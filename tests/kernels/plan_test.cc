@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <vector>
 
 #include "core/error.h"
+#include "core/rng.h"
 #include "kernels/linear.h"
+#include "layout/zigzag.h"
 
 namespace lacuna::kernels {
 namespace {
@@ -37,6 +40,37 @@ TEST(Plan, FieldsAreChecked) {
   EXPECT_THROW(check_plan({.tile_rows = -256}), Error);
   EXPECT_THROW(check_plan({.dense_below = 1.5}), Error);
   EXPECT_THROW(check_plan({.dense_below = std::numeric_limits<double>::quiet_NaN()}), Error);
+}
+
+TEST(Plan, OfAPreparedGroupCanChangeButForItsTiles) {
+  const layout::Layout& zz8 = layout::get(layout::Id::zz8);
+  constexpr layout::Shape kShape{600, 70};
+  std::vector<std::byte> bytes(size_t(zz8.size_bytes(zz8, kShape)));
+  Rng rng(3);
+  std::vector<float> w(size_t(256 * kShape.K)), x(static_cast<size_t>(kShape.K));
+  for (int64_t r = 0; r < 3; ++r) {
+    for (float& value : w) value = float(rng.normal());
+    layout::encode_zigzag(zz8, kShape, {}, r, w.data(), {}, bytes);
+  }
+  for (float& value : x) value = float(rng.normal());
+  const WeightView view{"w", &zz8, kShape, bytes};
+  ThreadPool pool(2);
+  const auto run = [&](LinearGroup& group) {
+    std::vector<float> y(size_t(kShape.N));
+    const Output out{y.data(), kShape.N};
+    group.run({x.data(), 1, kShape.K}, {&out, 1});
+    return y;
+  };
+  const Plan rows{.split = Plan::Split::rows, .chunk = 16, .prefetch = false};
+  const auto made = make_cpu_linear_group({&view, 1}, pool, Prepare::automatic, rows);
+  const auto changed = make_cpu_linear_group({&view, 1}, pool);
+  EXPECT_NE(run(*changed), run(*made)) << "other factors are rounded together";
+  changed->set_plan(rows);
+  EXPECT_EQ(run(*changed), run(*made));
+  EXPECT_NE(changed->explain().find("rows, 16 at a time"), std::string::npos);
+  EXPECT_THROW(changed->set_plan({.tile_rows = 256}), Error);
+  EXPECT_THROW(changed->set_plan({.chunk = 7}), Error);
+  EXPECT_EQ(run(*changed), run(*made));
 }
 
 }  // namespace
