@@ -1,12 +1,15 @@
 #include "cli/app.h"
 
+#include <fcntl.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <new>
 #include <string>
@@ -15,6 +18,7 @@
 
 #include "cli/command.h"
 #include "core/error.h"
+#include "core/say.h"
 #include "core/temporary_name.h"
 #include "kernels/ops.h"
 #include "lacuna_commit.h"
@@ -33,10 +37,18 @@ std::string version_text() {
                      kCompiler, kernels::isa_name(), LACUNA_BUILD_TYPE);
 }
 
+/// A descriptor 0 to 2 that is closed would be given to the next file that is opened, and text meant for the terminal
+/// would land in it. /dev/null takes the place of stderr; reading such a stdin or writing such a stdout is an error.
+void occupy_standard_descriptors() {
+  for (const auto& [fd, mode] :
+       {std::pair{STDIN_FILENO, O_WRONLY}, {STDOUT_FILENO, O_RDONLY}, {STDERR_FILENO, O_WRONLY}})
+    if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", mode);  // gets the lowest free number: fd
+}
+
 /// One line, whatever the message holds.
 void complain(std::string message) {
   std::replace(message.begin(), message.end(), '\n', ' ');
-  fmt::print(stderr, "lacuna: {}\n", printable(message));
+  say("lacuna: {}\n", printable(message));
 }
 
 using Commands = std::vector<std::pair<CLI::App*, Action>>;
@@ -91,6 +103,7 @@ int run_checked(int argc, char** argv) {
 }  // namespace
 
 int run_program(int argc, char** argv) {
+  occupy_standard_descriptors();
   std::signal(SIGPIPE, SIG_IGN);  // print() sees the closed pipe
   std::signal(SIGXFSZ, SIG_IGN);  // so does a writer that meets the file size limit
   remove_temporaries_on_signals();
@@ -105,6 +118,8 @@ int run_program(int argc, char** argv) {
     complain(error.what());
   } catch (const std::bad_alloc&) {
     complain("out of memory; try a shorter --ctx or a smaller model");
+  } catch (const std::filesystem::filesystem_error& error) {
+    complain(fmt::format("{}: {}", error.path1().string(), error.code().message()));
   } catch (const std::exception& error) {
     complain(fmt::format("internal error: {}", error.what()));
   }

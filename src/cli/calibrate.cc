@@ -14,6 +14,7 @@
 #include "cli/svg.h"
 #include "core/error.h"
 #include "core/sha256.h"
+#include "io/atomic_file.h"
 #include "io/documents.h"
 #include "io/gguf_metadata.h"
 
@@ -160,9 +161,9 @@ int run(const Options& options) {
   else
     io::write_gguf_metadata(out, metadata);
   if (options.histograms.ends_with(".json"))
-    write_output(options.histograms, histograms_json(result.statistics).dump() + "\n");
+    io::write_file_atomically(options.histograms, histograms_json(result.statistics).dump() + "\n");
   else if (!options.histograms.empty())
-    write_output(options.histograms, histograms_svg(result.statistics));
+    io::write_file_atomically(options.histograms, histograms_svg(result.statistics));
 
   std::optional<calibrate::Statistics> other;
   if (!held_out.empty())

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/say.h"
 
 namespace lacuna::cli {
 namespace {
@@ -81,8 +82,7 @@ Generation Chat::ask(const std::string& message, const std::function<void(std::s
   refuse_control_tokens(model_.need_tokenizer(), "message", message);
   messages_.push_back({"user", message});
   try {
-    prompt_ids_ =
-        model_.need_tokenizer().encode(style_.render(messages_), {.add_special = true, .parse_special = true});
+    prompt_ids_ = model_.need_tokenizer().encode(style_.render(messages_), {.add_eos = false, .parse_special = true});
     Generation answer = generate(model_, sequence_, sampler_, prompt_ids_, options_, on_text);
     messages_.push_back({"assistant", answer.text});
     return answer;
@@ -109,18 +109,18 @@ void chat_loop(Chat& chat) {
       continue;
     }
     if (message->starts_with('/') && message->find_first_of(" /", 1) == std::string::npos) {
-      fmt::print(stderr, "lacuna: unknown command {}; /help shows the commands\n", *message);
+      say("lacuna: unknown command {}; /help shows the commands\n", *message);
       continue;
     }
     try {
       const Generation answer = chat.ask(*message, print);
       print("\n");
       if (answer.stop == Stop::context_full)
-        fmt::print(stderr, "lacuna: the context is full, so the answer ends here; /clear starts a new conversation\n");
-      if (answer.stop == Stop::interrupted) fmt::print(stderr, "lacuna: stopped\n");
+        say("lacuna: the context is full, so the answer ends here; /clear starts a new conversation\n");
+      if (answer.stop == Stop::interrupted) say("lacuna: stopped\n");
     } catch (const Error& error) {
       if (!terminal) throw;
-      fmt::print(stderr, "lacuna: {}; /clear starts a new conversation\n", printable(error.what()));
+      say("lacuna: {}; /clear starts a new conversation\n", printable(error.what()));
     }
     InterruptGuard::clear();
   }

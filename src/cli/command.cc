@@ -1,17 +1,30 @@
 #include "cli/command.h"
 
+#include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 
 #include "core/error.h"
-#include "io/atomic_file.h"
 
 namespace lacuna::cli {
+namespace {
+
+/// All of `text` as a whole number; CLI11 takes the largest one for what does not fit, and 0 for nothing.
+template <class T>
+std::optional<T> parsed(std::string_view text) {
+  T value{};
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failed != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+}  // namespace
 
 void add_common(CLI::App& command, Common& common) {
   command.add_option("--threads", common.threads, "threads to compute with; default: the cores this process may use")
@@ -72,12 +85,6 @@ std::string read_input(const std::string& path) {
   return text;
 }
 
-void write_output(const std::string& path, std::string_view text) {
-  io::AtomicFile file(path);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
-}
-
 int64_t peak_memory_bytes() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -111,12 +118,48 @@ void add_kv(CLI::App& command, std::string& kv) {
 }
 
 CLI::Option* add_seed(CLI::App& command, uint64_t& seed, const std::string& description) {
-  const CLI::Validator no_sign(
+  const CLI::Validator whole(
       [](std::string& text) {
-        return text.find('-') == std::string::npos ? std::string() : text + " is negative; a seed is 0 or more";
+        return parsed<uint64_t>(text) ? std::string() : "'" + text + "' is no seed: a whole number from 0 to 2^64 - 1";
       },
       "");
-  return command.add_option("--seed", seed, description)->check(no_sign)->capture_default_str()->type_name("S");
+  return command.add_option("--seed", seed, description)->check(whole)->capture_default_str()->type_name("S");
+}
+
+CLI::Validator integer_in(int64_t low, int64_t high) {
+  return {[=](std::string& text) {
+            const auto value = parsed<int64_t>(text);
+            if (value && *value >= low && *value <= high) return std::string();
+            return fmt::format("'{}' is not a whole number from {} to {}", text, low, high);
+          },
+          ""};
+}
+
+CLI::Validator number_in(double low, double high, bool above) {
+  return {[=](std::string& text) {
+            double value = 0;
+            if (CLI::detail::lexical_cast(text, value) && (above ? value > low : value >= low) && value <= high)
+              return std::string();
+            return fmt::format("'{}' is not a number {} {} and at most {}", text, above ? "above" : "from", low, high);
+          },
+          ""};
+}
+
+CLI::Validator layout_name() {
+  return {[](std::string& text) {
+            return layout::find(text) ? std::string()
+                                      : fmt::format("unknown layout '{}'; known: {}", text, layout::known_names());
+          },
+          ""};
+}
+
+CLI::Validator tile_rows(bool automatic) {
+  return {[=](std::string& text) {
+            const auto value = parsed<int64_t>(text);
+            if ((automatic && text == "auto") || (value && *value >= 0 && *value % 256 == 0)) return std::string();
+            return fmt::format("'{}' is {}neither 0 nor a multiple of 256", text, automatic ? "not auto and " : "");
+          },
+          ""};
 }
 
 void check_out(const std::string& flag, const std::string& path) {
@@ -128,11 +171,22 @@ const Tokenizer& LoadedModel::need_tokenizer() const {
   return *tokenizer;
 }
 
+Tokenizer make_tokenizer(const io::Checkpoint& checkpoint) {
+  const Vocabulary& vocabulary = checkpoint.vocabulary();
+  if (checkpoint.source() == io::Source::gguf && vocabulary.model == Vocabulary::Model::byte_bpe &&
+      vocabulary.split_regexes.empty() && !checkpoint.metadata().contains("tokenizer.ggml.pre"))
+    spdlog::warn(
+        "{}: has no key tokenizer.ggml.pre, so text is cut into words by the rule \"{}\"; the model may have been "
+        "trained with other ids",
+        printable(checkpoint.path()), vocabulary.pre);
+  return naming_file(checkpoint.path(), [&] { return Tokenizer(vocabulary); });
+}
+
 LoadedModel load_model(const std::string& path, const Common& common, const model::LoadOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   LoadedModel model{io::Checkpoint::open(path), std::nullopt, std::make_unique<ThreadPool>(common.threads), nullptr, 0};
   if (model.checkpoint.vocabulary().model != Vocabulary::Model::none)
-    model.tokenizer.emplace(model.checkpoint.vocabulary());
+    model.tokenizer.emplace(make_tokenizer(model.checkpoint));
   model.decoder = model::Decoder::load(model.checkpoint, *model.pool, options);
   model.load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return model;

@@ -63,9 +63,6 @@ std::string printable(std::string_view text);
 /// The whole file; "-" is standard input. Throws Error with the system's reason.
 std::string read_input(const std::string& path);
 
-/// Writes a whole file; it appears when it is complete. Throws Error with the system's reason.
-void write_output(const std::string& path, std::string_view text);
-
 /// Largest resident memory of this process so far, mapped weights included.
 int64_t peak_memory_bytes();
 /// "1.5 GiB", "98.4 MiB", "512 B".
@@ -78,8 +75,20 @@ kernels::KvType parse_kv(const std::string& name);
 void add_kv(CLI::App& command, std::string& kv);
 /// Adds `--seed`.
 CLI::Option* add_seed(CLI::App& command, uint64_t& seed, const std::string& description);
+// What a flag may be; refused before anything is loaded, with exit code 2.
+/// A whole number of 64 bits.
+CLI::Validator integer_in(int64_t low, int64_t high);
+/// A finite number; `above`: more than `low`.
+CLI::Validator number_in(double low, double high, bool above = false);
+CLI::Validator layout_name();
+/// 0 or a multiple of 256; `automatic`: or "auto".
+CLI::Validator tile_rows(bool automatic);
 /// Throws Error when the name of an output file is empty.
 void check_out(const std::string& flag, const std::string& path);
+
+/// The checkpoint's tokenizer; warns where the file does not say how text is cut into words. Throws Error that names
+/// the file.
+Tokenizer make_tokenizer(const io::Checkpoint& checkpoint);
 
 /// A model ready to run, with its tokenizer where the files have one.
 struct LoadedModel {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 
 #include "core/error.h"
@@ -19,6 +20,19 @@ void on_interrupt(int) { g_interrupted = 1; }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Where NaN or infinity is first met when these tokens are run; for the message of a model that gives no logits.
+std::string first_bad_place(model::Decoder& decoder, std::span<const int32_t> ids) {
+  std::string place;
+  decoder.set_observer([&](int64_t layer, model::Input input, const float* x, int64_t M, int64_t K, int64_t) {
+    if (place.empty() && !std::all_of(x, x + M * K, [](float value) { return std::isfinite(value); }))
+      place = fmt::format("the input {} of layer {}", name_of(input), layer);
+  });
+  model::Session session(decoder, int64_t(ids.size()), kernels::KvType::f32);
+  decoder.forward(session, ids, model::Decoder::Want::layers, {});
+  decoder.set_observer({});
+  return place.empty() ? "the output head" : place;
 }
 
 }  // namespace
@@ -106,7 +120,14 @@ Generation generate(const LoadedModel& model, Sequence& sequence, model::Sampler
   };
   const auto decode_start = std::chrono::steady_clock::now();
   while (options.max_tokens < 0 || int64_t(out.ids.size()) < options.max_tokens) {
-    const int32_t id = sampler.sample(logits);
+    const int32_t id = [&] {
+      try {
+        return sampler.sample(logits);
+      } catch (const Error& error) {
+        throw Error("{}: {} (NaN or infinity is first met in {})", model.checkpoint.path(), error.what(),
+                    first_bad_place(*model.decoder, sequence.ids));
+      }
+    }();
     if (!options.ignore_end && model.tokenizer && model.tokenizer->ends_generation(id)) {
       out.stop = Stop::end_token;
       break;

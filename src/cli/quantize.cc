@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/profile.h"
 #include "core/error.h"
+#include "core/say.h"
 #include "model/weight_groups.h"
 
 namespace lacuna::cli {
@@ -25,8 +26,7 @@ struct Options : Common {
 /// --tile-rows: a number for all tensors, or what this machine's profile says of the groups that they are run in.
 void set_tile_rows(const io::Checkpoint& source, const Options& options, io::QuantizeOptions& wanted) {
   if (options.tile_rows != "auto") {
-    if (!CLI::detail::lexical_cast(options.tile_rows, wanted.params.tile_rows))
-      throw Error("--tile-rows {}: expected auto or a number of outputs, a multiple of 256, or 0", options.tile_rows);
+    wanted.params.tile_rows = std::stoll(options.tile_rows);  // the flag's check has seen it
     return;
   }
   if (!layout::get(wanted.layout).zigzag)
@@ -63,14 +63,14 @@ int quantize(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const io::Checkpoint source = io::Checkpoint::open(options.model);
   set_tile_rows(source, options, wanted);
+  if (const auto again = io::plan_quantize(source, wanted).requantized; !again.empty())
+    spdlog::warn(
+        "{} was quantized already ({}): quantizing again loses quality; start from f16, bf16 or f32 where you can",
+        options.model, fmt::join(again, ", "));
   ThreadPool pool(options.threads);
   const io::QuantizeReport report = io::quantize(source, options.out, wanted, pool);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
-  if (!report.requantized.empty())
-    spdlog::warn(
-        "{} was quantized already ({}): quantizing again loses quality; start from f16, bf16 or f32 where you can",
-        options.model, fmt::join(report.requantized, ", "));
   const auto fell = report.fell_back();
   if (options.json) {
     Json fallbacks = Json::array();
@@ -98,7 +98,7 @@ int quantize(const Options& options) {
                      human_bytes(report.file_bytes), report.file_bytes, report.effective_bits(), fell.size(),
                      report.tensors.size());
   print(out);
-  fmt::print(stderr, "{:.1f} s, peak memory {}\n", seconds, human_bytes(peak_memory_bytes()));
+  say("{:.1f} s, peak memory {}\n", seconds, human_bytes(peak_memory_bytes()));
   return 0;
 }
 
@@ -119,6 +119,7 @@ Action add_quantize(CLI::App& program) {
       ->required()
       ->type_name("FILE");
   command->add_option("--layout", options->layout, fmt::format("one of {}", layout::known_names()))
+      ->check(layout_name())
       ->capture_default_str()
       ->type_name("NAME");
   command
@@ -126,6 +127,7 @@ Action add_quantize(CLI::App& program) {
           "--tile-rows", options->tile_rows,
           "zigzag layouts: outputs of a column that lie together, a multiple of 256; 0: whole columns; auto: as "
           "`lacuna tune` found best on this machine, so that `run --prepare in_place` can map the file as it is")
+      ->check(tile_rows(true))
       ->capture_default_str()
       ->type_name("N|auto");
   CLI::Option* pure =
@@ -134,10 +136,12 @@ Action add_quantize(CLI::App& program) {
   command
       ->add_option("--head-layout", options->head_layout,
                    "layout of the output head; default: q6_K, or --layout where that has more bits")
+      ->check(layout_name())
       ->excludes(pure)
       ->type_name("NAME");
   command
       ->add_option("--embedding-layout", options->embedding_layout, "layout of the embedding table; default: --layout")
+      ->check(layout_name())
       ->excludes(pure)
       ->type_name("NAME");
   command->add_flag("--strict", options->strict, "refuse, before anything is written, when a tensor would fall back");

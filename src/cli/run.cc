@@ -15,6 +15,7 @@
 #include "cli/profile.h"
 #include "cli/sparsity.h"
 #include "core/error.h"
+#include "core/say.h"
 
 namespace lacuna::cli {
 namespace {
@@ -36,9 +37,7 @@ struct Options : Common {
 };
 
 void print_statistics(const Generation& result, double load_s) {
-  fmt::print(
-      stderr,
-      "load {:.2f} s | prompt {} tokens, {:.1f} tokens/s | generated {} tokens, {:.1f} tokens/s | peak memory {}\n",
+  say("load {:.2f} s | prompt {} tokens, {:.1f} tokens/s | generated {} tokens, {:.1f} tokens/s | peak memory {}\n",
       load_s, result.prefill_tokens, result.prefill_tok_s(), result.ids.size(), result.decode_tok_s(),
       human_bytes(peak_memory_bytes()));
 }
@@ -135,6 +134,9 @@ int run(const Options& options) {
   const bool chat = options.chat || (!has_prompt && !options.raw && ::isatty(STDIN_FILENO) == 1);
   if (!has_prompt && !chat) throw Error("no prompt: give -p TEXT, -f FILE, or --chat to talk with the model");
   if (!chat && !options.system.empty()) throw Error("--system needs --chat: a raw continuation has no system message");
+  if (!chat && !options.chat_template.empty())
+    throw Error("--chat-template needs --chat: a raw continuation has no prompt format");
+  if (!options.chat_template.empty()) ChatTemplate::from(options.chat_template);  // an unknown name fails here
   if (chat && options.has_ids) throw Error("--prompt-ids cannot be used with --chat");
   if (chat && !has_prompt && options.json) throw Error("--json needs a prompt: give -p TEXT or -f FILE");
   check_beams(options, chat);
@@ -152,8 +154,7 @@ int run(const Options& options) {
         100 * thresholds->level, name_of(thresholds->mode), name_of(thresholds->criterion),
         options.sparsity.dense_prefix);
   if (options.explain)
-    fmt::print(stderr, "{}{}{}\n", model.decoder->explain(), explain_plans(model.checkpoint, plans),
-               explain_sparsity(model, plans));
+    say("{}{}{}\n", model.decoder->explain(), explain_plans(model.checkpoint, plans), explain_sparsity(model, plans));
   if (options.beams > 1 && options.sparsity.sparse()) {
     model::SparsityOptions sparsity = *model.decoder->sparsity();
     sparsity.unite_sessions = options.beam_union;
@@ -187,9 +188,11 @@ int run(const Options& options) {
     result = conversation.ask(prompt, on_text);
     prompt_ids = conversation.prompt_ids();
   } else {
-    prompt_ids = options.has_ids ? options.prompt_ids
-                                 : model.need_tokenizer().encode(
-                                       prompt, {.add_special = !options.no_bos, .parse_special = options.special});
+    prompt_ids =
+        options.has_ids
+            ? options.prompt_ids
+            : model.need_tokenizer().encode(
+                  prompt, {.add_special = !options.no_bos, .add_eos = false, .parse_special = options.special});
     if (options.beams > 0) {
       BeamRun run = search_beams(model, capacity, parse_kv(options.kv), options.beams, prompt_ids, generation);
       on_text(run.best.text);
@@ -208,9 +211,8 @@ int run(const Options& options) {
     print("\n");
   }
   if (result.stop == Stop::context_full)
-    fmt::print(stderr,
-               "lacuna: the context of {} tokens is full, so the text ends here (the model allows {}; see --ctx)\n",
-               capacity, model_ctx);
+    say("lacuna: the context of {} tokens is full, so the text ends here (the model allows {}; see --ctx)\n", capacity,
+        model_ctx);
   print_statistics(result, model.load_s);
   return result.stop == Stop::interrupted ? 130 : 0;
 }
@@ -253,21 +255,25 @@ Action add_run(CLI::App& program) {
 
   CLI::Option* temp =
       command->add_option("--temp", options->sampler.temperature, "temperature; 0: always the likeliest token")
+          ->check(number_in(0, 1000))
           ->capture_default_str()
           ->type_name("T")
           ->group("Sampling");
   command->add_option("--top-k", options->sampler.top_k, "only the K likeliest tokens; 0: off")
+      ->check(integer_in(0, (int64_t{1} << 31) - 1))
       ->capture_default_str()
       ->type_name("K")
       ->group("Sampling");
   command
       ->add_option("--top-p", options->sampler.top_p, "only the likeliest tokens that sum to this probability; 1: off")
+      ->check(number_in(0, 1, true))
       ->capture_default_str()
       ->type_name("P")
       ->group("Sampling");
   command
       ->add_option("--min-p", options->sampler.min_p,
                    "only tokens at least this share as likely as the likeliest; 0: off")
+      ->check(number_in(0, 1))
       ->capture_default_str()
       ->type_name("P")
       ->group("Sampling");
@@ -279,6 +285,7 @@ Action add_run(CLI::App& program) {
       ->type_name("R")
       ->group("Sampling");
   command->add_option("--repeat-window", options->sampler.repeat_window, "how many last tokens the penalty looks at")
+      ->check(integer_in(0, (int64_t{1} << 31) - 1))
       ->capture_default_str()
       ->type_name("N")
       ->group("Sampling");

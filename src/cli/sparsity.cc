@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "io/gguf_metadata.h"
 
 namespace lacuna::cli {
@@ -66,7 +67,7 @@ std::string side_file(const std::string& model) {
 
 model::ThresholdSet load_thresholds(const LoadedModel& model, const std::string& path, const SparsityFlags& flags) {
   std::string from = flags.thresholds;
-  if (from.empty() && std::filesystem::exists(side_file(path))) from = side_file(path);
+  if (from.empty() && file_exists(side_file(path))) from = side_file(path);
   const auto set = from.empty() ? model::ThresholdSet::read(model.checkpoint.metadata(), path)
                                 : model::ThresholdSet::read(io::read_gguf_metadata(from), from);
   if (from.empty()) from = path;

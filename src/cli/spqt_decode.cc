@@ -10,6 +10,7 @@
 #include "cli/scratch.h"
 #include "cli/spqt.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "eval/bench.h"
 #include "io/quantize.h"
 #include "model/synth.h"
@@ -139,7 +140,7 @@ class Decoding {
 bool has_thresholds(const SpqtRequest& request, const LoadedModel& model) {
   if (!request.sparsity.thresholds.empty()) return true;
   if (request.model.empty()) return false;
-  return std::filesystem::exists(side_file(request.model)) ||
+  return file_exists(side_file(request.model)) ||
          model::ThresholdSet::read(model.checkpoint.metadata(), request.model).has_value();
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/progress.h"
+#include "io/atomic_file.h"
 #include "lacuna_commit.h"
 
 namespace lacuna::cli {
@@ -61,7 +62,7 @@ Json row_json(const Row& row, const SweepOptions& options, double dense) {
               {"windows", row.result.windows},
               {"ctx", options.perplexity.ctx},
               {"protocol", options.protocol},
-              {"bos", row.result.bos},
+              {"bos", row.result.bos != eval::PerplexityResult::Bos::none},
               {"text_sha256", row.result.text_sha256},
               {"seconds", row.seconds}};
   if (row.level > 0) out.update(realised_json(row.realised));
@@ -142,15 +143,15 @@ std::string command_of(const SweepOptions& options) {
 void write_json(const SweepOptions& options, const model::ThresholdSet& set, const std::vector<Row>& rows) {
   Json all = Json::array();
   for (const Row& row : rows) all.push_back(row_json(row, options, rows[0].result.ppl));
-  write_output(options.output, Json{{"command", command_of(options)},
-                                    {"commit", LACUNA_COMMIT},
-                                    {"date", fmt::format("{:%F}", std::chrono::system_clock::now())},
-                                    {"device", fmt::format("cpu ({})", kernels::isa_name())},
-                                    {"threshold_tokens", set.tokens},
-                                    {"threshold_text_sha256", set.text_sha256},
-                                    {"rows", std::move(all)}}
-                                       .dump(1) +
-                                   "\n");
+  io::write_file_atomically(options.output, Json{{"command", command_of(options)},
+                                                 {"commit", LACUNA_COMMIT},
+                                                 {"date", fmt::format("{:%F}", std::chrono::system_clock::now())},
+                                                 {"device", fmt::format("cpu ({})", kernels::isa_name())},
+                                                 {"threshold_tokens", set.tokens},
+                                                 {"threshold_text_sha256", set.text_sha256},
+                                                 {"rows", std::move(all)}}
+                                                    .dump(1) +
+                                                "\n");
 }
 
 }  // namespace
@@ -208,7 +209,7 @@ int sweep(const SweepOptions& options) {
                       100 * eval::kWholeBound, 100 * eval::kLayerBound));
   }
   if (!options.output.empty()) write_json(options, set, rows);
-  if (!options.svg.empty()) write_output(options.svg, sweep_svg(rows));
+  if (!options.svg.empty()) io::write_file_atomically(options.svg, sweep_svg(rows));
   return 0;
 }
 

@@ -50,14 +50,17 @@ Action add_synth(CLI::App& program) {
   command->add_option("SHAPE", options->shape, "one of " + names)->required();
   command->add_option("-o,--out", options->out, "the file to write")->required()->type_name("FILE");
   command->add_option("--layout", options->layout, fmt::format("of the matrices: {}", layout::known_names()))
+      ->check(layout_name())
       ->capture_default_str()
       ->type_name("NAME");
   command->add_option("--head-layout", options->head_layout, "of the output head, or a tied model's embedding table")
+      ->check(layout_name())
       ->capture_default_str()
       ->type_name("NAME");
   command
       ->add_option("--tile-rows", options->tile_rows,
                    "zigzag layouts: outputs of a column that lie together, a multiple of 256; 0: whole columns")
+      ->check(tile_rows(false))
       ->capture_default_str()
       ->type_name("N");
   add_seed(*command, options->seed, "start of the random numbers");

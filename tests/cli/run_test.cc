@@ -1,4 +1,7 @@
 // `run`: greedy text against third-party ids, special tokens, the edge of the context, chat.
+#include <cmath>
+#include <cstring>
+
 #include "cli/chat.h"
 #include "core/error.h"
 #include "models.h"
@@ -71,7 +74,7 @@ TEST(Run, RefusesWhatItCannotDo) {
   expect_error({"run", model, "-p", "a", "--system", "<s>", "--chat", "--chat-template", "alpaca"},
                "the system message contains <s>, a control token of this model");
   expect_error({"run", model, "--chat", "--json"}, "-p TEXT");
-  expect_error({"run", model, "-p", "a", "--temp", "-1"}, "temperature");
+  expect_error({"run", model, "-p", "a", "--chat-template", "chatml"}, "--chat-template needs --chat");
   expect_error({"run", model, "-f", "/nonexistent/prompt.txt"}, "/nonexistent/prompt.txt");
   expect_error({"run", model}, "no prompt");
   expect_error({"run", model, "--prompt-ids", "1,48"}, "48");
@@ -102,6 +105,39 @@ TEST(Run, NeverTwoBosAndNeverAMadeUpOne) {
     EXPECT_EQ(prompt(model, "ab"), (std::vector<int>{3, 4}));
     EXPECT_EQ(prompt(model, "a"), (std::vector<int>{3}));
     expect_error({"run", model, "-p", ""}, "empty");
+  }
+}
+
+TEST(Run, NoEosBeforeTheTextThatIsToCome) {
+  const TempDir dir;
+  const std::string model = dir.file("eos.gguf");
+  rewrite(fixture("gguf_models/llama_tied.gguf"), model, [](io::Metadata& m) {
+    m.set("tokenizer.ggml.add_bos_token", true);
+    m.set("tokenizer.ggml.add_eos_token", true);
+    m.set("tokenizer.ggml.eos_token_id", uint32_t{2});
+  });
+  EXPECT_EQ(json_of({"tokenize", model, "-p", "ab"})["ids"], (std::vector<int>{1, 3, 4, 2}));
+  EXPECT_EQ(json_of({"run", model, "-p", "ab", "-n", "1"})["prompt_ids"], (std::vector<int>{1, 3, 4}));
+  const auto chat = json_of({"run", model, "-p", "ab", "-n", "1", "--chat", "--chat-template", "alpaca"})["prompt_ids"];
+  EXPECT_EQ(chat.at(0), 1);
+  EXPECT_NE(chat.back(), 2);
+}
+
+TEST(Run, NanNamesTheFileAndTheLayer) {
+  const TempDir dir;
+  const std::string model = dir.file("nan.gguf");
+  for (const auto& [broken, place] : {std::pair{"blk.1.ffn_down.weight", "output head"},
+                                      {"blk.0.ffn_down.weight", "input attn_in of layer 1"},
+                                      {"blk.0.attn_v.weight", "input attn_out of layer 0"}}) {
+    rewrite(
+        fixture("gguf_models/llama_tied.gguf"), model, [](io::Metadata&) {},
+        [&](const std::string& name, std::vector<std::byte>& bytes) {
+          const float nan = NAN;
+          if (name == broken)
+            for (size_t at = 0; at < bytes.size(); at += 4) std::memcpy(bytes.data() + at, &nan, 4);
+        });
+    expect_error({"run", model, "-p", "ab", "-n", "1"}, model + ": the model produced NaN");
+    expect_error({"run", model, "-p", "ab", "-n", "1"}, place);
   }
 }
 

@@ -54,8 +54,13 @@ std::optional<int64_t> to_integer(const std::string& text) {
   return value;
 }
 
+struct Proxy {
+  Url url;
+  std::string user, password;
+};
+
 /// The proxy that the environment names for this address.
-std::optional<Url> proxy_for(const Url& url) {
+std::optional<Proxy> proxy_for(const Url& url) {
   const auto variable = [](const char* lower, const char* upper) -> std::string {
     if (const char* value = std::getenv(lower)) return value;
     if (const char* value = std::getenv(upper)) return value;
@@ -74,7 +79,17 @@ std::optional<Url> proxy_for(const Url& url) {
       url.scheme == "https" ? variable("https_proxy", "HTTPS_PROXY") : variable("http_proxy", "HTTP_PROXY");
   if (proxy.empty()) return std::nullopt;
   if (proxy.find("://") == std::string::npos) proxy.insert(0, "http://");
-  return Url::parse(proxy);
+  Proxy out;
+  const size_t begin = proxy.find("://") + 3, at = proxy.rfind('@', proxy.find('/', begin));
+  if (at != std::string::npos) {
+    const std::string account = proxy.substr(begin, at - begin);
+    const size_t colon = account.find(':');
+    out.user = account.substr(0, colon);
+    if (colon != std::string::npos) out.password = account.substr(colon + 1);
+    proxy.erase(begin, at + 1 - begin);
+  }
+  out.url = Url::parse(proxy);
+  return out;
 }
 
 std::string reason(httplib::Error error) {
@@ -104,6 +119,11 @@ void refuse(const Url& url, int status) {
         "{}: the server denies access ({}); for a gated or private model accept its terms on its page, make an "
         "access token in your account's settings and set HF_TOKEN to it",
         url.text(), status);
+  if (status == 407)
+    throw Error(
+        "{}: the proxy asks for a user name and password (407); put them into https_proxy or http_proxy: "
+        "http://USER:PASSWORD@HOST:PORT",
+        url.text());
   if (status == 404 || status == 410) throw Error("{}: not found ({}); check the name", url.text(), status);
   throw Error("{}: the server answered {}; expected the file", url.text(), status);
 }
@@ -154,6 +174,7 @@ class PartFile {
     finished_ = true;
     ::unlink(etag_path_.c_str());
   }
+  const std::string& path() const { return path_; }
   void remove() {
     ::unlink(path_.c_str());
     ::unlink(etag_path_.c_str());
@@ -220,7 +241,10 @@ void Http::request(const Url& first, const std::map<std::string, std::string>& h
     client.set_read_timeout(kReadSeconds);
     client.set_decompress(false);
     client.set_follow_location(false);
-    if (const auto proxy = proxy_for(url)) client.set_proxy(proxy->host, proxy->port ? proxy->port : 80);
+    if (const auto proxy = proxy_for(url)) {
+      client.set_proxy(proxy->url.host, proxy->url.port ? proxy->url.port : 80);
+      if (!proxy->user.empty()) client.set_proxy_basic_auth(proxy->user, proxy->password);
+    }
     httplib::Headers sent(headers.begin(), headers.end());
     sent.emplace("User-Agent", "lacuna/" LACUNA_VERSION);
     sent.emplace("Accept-Encoding", "identity");
@@ -263,6 +287,7 @@ void Http::request(const Url& first, const std::map<std::string, std::string>& h
     }
     if (wanted && !result) throw Transient{reason(result.error())};
 
+    if (exchange.status == 0) exchange.status = result->status;  // a proxy's refusal of an https connection
     const int status = exchange.status;
     if (status / 100 == 2 || status == 416) return;
     if (status / 100 == 3 && status != 304) {
@@ -308,6 +333,7 @@ Downloaded Http::download(const Download& wanted) const {
   std::optional<Progress> progress;
   std::string expected_sum = wanted.sha256;
   int64_t expected_size = wanted.bytes;
+  bool size_known = false;
 
   // What the server has is the file of the part here: its tag says so, or a sum will tell in the end.
   const auto goes_on = [&](const Exchange& exchange) {
@@ -362,6 +388,7 @@ Downloaded Http::download(const Download& wanted) const {
       }
     }
     if (started_over) return false;
+    size_known = total >= 0;
     if (total >= 0 && part.size() < total) throw Transient{"the connection ended early"};
     return true;
   };
@@ -382,6 +409,14 @@ Downloaded Http::download(const Download& wanted) const {
     throw Error(
         "{}: its sha256 is {}, expected {}; the file was removed: it changed at its source or was damaged on the way",
         wanted.url, out.sha256, expected_sum);
+  }
+  if (wanted.check) {
+    try {
+      wanted.check(part.path(), size_known || expected_size >= 0 || out.checked);
+    } catch (const Error&) {
+      part.remove();
+      throw;
+    }
   }
   part.finish();
   return out;

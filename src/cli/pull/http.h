@@ -21,6 +21,9 @@ struct Download {
   std::string url, path;
   std::string sha256;  // expected; empty: what the server's x-linked-etag says, if anything
   int64_t bytes = -1;  // expected; -1: what the server says
+  /// Optional: throws Error when what came is not what it should be; it is removed then. complete: a size or a sum told
+  /// that all of it came.
+  std::function<void(const std::string& part, bool complete)> check = {};
 };
 
 struct Downloaded {

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/sha256.h"
 #include "io/atomic_file.h"
 
@@ -148,7 +149,7 @@ class Snapshot {
     if (!is_there(file, path))
       http_.download(
           {resolve_url(endpoint_, name_, listing_.commit, file.name), path.string(), file.sha256, file.size});
-    sizes_[file.name] = int64_t(fs::file_size(path));
+    sizes_[file.name] = file_bytes(path);
   }
   static std::string resolve_url(const std::string& endpoint, const HubName& name, const std::string& revision,
                                  const std::string& file) {
@@ -200,7 +201,7 @@ std::set<std::string> indexed_shards(const fs::path& index) {
 Pulled pull_single(const Http& http, const std::string& endpoint, const HubName& name, const fs::path& path,
                    bool chosen, const std::string& sha256) {
   Pulled out{path.string(), 0, "", endpoint, true};
-  if (!fs::exists(path)) {
+  if (!file_exists(path)) {
     const Downloaded got =
         http.download({Snapshot::resolve_url(endpoint, name, name.revision, name.file), path.string(), sha256, -1});
     out.sha256 = got.sha256;
@@ -214,7 +215,7 @@ Pulled pull_single(const Http& http, const std::string& endpoint, const HubName&
     out.sha256 = sha256_file(path.string());
     if (out.sha256 != expected) throw other_file(path, name, out.sha256, expected);
   }
-  out.bytes = int64_t(fs::file_size(path));
+  out.bytes = file_bytes(path);
   return out;
 }
 
@@ -224,7 +225,7 @@ Pulled pull_parts(const Http& http, const std::string& endpoint, const HubName& 
   Pulled out{path.string(), 0, "", endpoint, true};
   std::vector<fs::path> targets;
   for (const std::string& part : parts) targets.push_back(path.parent_path() / fs::path(part).filename());
-  const auto is_there = [](const fs::path& target) { return fs::exists(target); };
+  const auto is_there = [](const fs::path& target) { return file_exists(target); };
   if (chosen || !std::all_of(targets.begin(), targets.end(), is_there)) {
     const Listing listing = list(http, endpoint, name);
     // Parts of another commit go before the first new one comes: a complete set is always of one commit.
@@ -244,7 +245,7 @@ Pulled pull_parts(const Http& http, const std::string& endpoint, const HubName& 
       out.already_there = false;
     }
   }
-  for (const fs::path& target : targets) out.bytes += int64_t(fs::file_size(target));
+  for (const fs::path& target : targets) out.bytes += file_bytes(target);
   return out;
 }
 

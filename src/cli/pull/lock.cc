@@ -38,6 +38,7 @@ Lock::Lock(const std::string& path, const std::string& what) : path_(path) {
   if (failed) throw Error("{}: the folder cannot be made: {}", folder.string(), failed.message());
   fd_ = open_locked(path);
   if (fd_ < 0) throw Error("{}: {} is running; wait for it or stop it", path, what);
+  on_signal_.emplace(path);
 }
 
 Lock::~Lock() {

