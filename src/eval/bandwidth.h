@@ -3,12 +3,9 @@
 
 #include <cstdint>
 
-#include "core/machine.h"
 #include "core/thread_pool.h"
 
 namespace lacuna::eval {
-
-using lacuna::last_level_cache_bytes;
 
 /// The best of several sequential reads of at least 1 GiB and four times the last-level cache, by all workers of the
 /// pool. GB/s (10^9 bytes).
