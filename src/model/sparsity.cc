@@ -117,7 +117,6 @@ int64_t collect_active(const float* x, const float* norms, float t, int64_t K, i
   return count;
 }
 
-
 int64_t mask_inactive(const float* x, const float* norms, float t, int64_t K, float* y) {
   int64_t inactive = 0;
   for (int64_t k = 0; k < K; ++k) {
