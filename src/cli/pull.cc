@@ -30,7 +30,7 @@ struct Options : Common {
 };
 
 std::string models_dir() {
-  if (const std::string set = environment("LACUNA_MODELS"); !set.empty()) return set;
+  if (std::string set = environment("LACUNA_MODELS"); !set.empty()) return set;
   if (const std::string cache = cache_folder(); !cache.empty()) return cache + "/models";
   throw Error(
       "neither LACUNA_MODELS nor LACUNA_CACHE nor HOME is set; say where to store models with LACUNA_MODELS=FOLDER or "
