@@ -67,8 +67,9 @@ TEST(App, WrongUsageExitsWith2AndOneLine) {
     EXPECT_EQ(done.code, 2) << done.err;
     EXPECT_EQ(done.out, "");
     EXPECT_EQ(std::count(done.err.begin(), done.err.end(), '\n'), 1) << done.err;
-    if (arguments.size() > 2 && arguments[arguments.size() - 2].starts_with("--"))
+    if (arguments.size() > 2 && arguments[arguments.size() - 2].starts_with("--")) {
       EXPECT_NE(done.err.find(arguments[arguments.size() - 2]), std::string::npos) << "names no flag: " << done.err;
+    }
   }
   const Finished unknown = run_lacuna({"frobnicate"});
   for (const std::string& command : kCommands) EXPECT_NE(unknown.err.find(command), std::string::npos) << unknown.err;
