@@ -27,5 +27,5 @@ done
 
 launcher=()
 if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
-cmake --preset "$preset" "${launcher[@]}" -Wno-dev >/dev/null
+cmake --preset "$preset" "${launcher[@]}" -DLACUNA_WERROR=ON -Wno-dev >/dev/null
 cmake --build --preset "$preset" ${targets[@]+--target "${targets[@]}"}

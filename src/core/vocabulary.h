@@ -40,7 +40,7 @@ struct Vocabulary {
   std::optional<bool> add_bos,
       add_eos;  // as the file says; absent: the model kind's rule (sentencepiece adds BOS, byte_bpe does not)
   std::optional<int32_t> bos_id, eos_id, unk_id, pad_id, eot_id;
-  std::vector<int32_t> eog_ids;  // further ids that end a generation (from generation_config.json, <|im_end|>, ...)
+  std::vector<int32_t> eog_ids;  // further ids that end a generation (from generation_config.json)
   std::string chat_template;     // Jinja text, empty when the file has none
 };
 

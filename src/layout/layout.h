@@ -1,7 +1,7 @@
 // src/layout/layout.h - the table of stored layouts: what a weight matrix's canonical bytes mean.
 //
-// W is [N, K]: N outputs (rows), K inputs (columns). A layout row is {id, name, size, encode, decode, project,
-// validate}; nothing outside src/layout and the kernel tables says a layout's name. decode is the truth that every
+// W is [N, K]: N outputs (rows), K inputs (columns). A layout row is {id, name, size, encode, decode,
+// first_bad_row}; nothing outside src/layout and the kernel tables says a layout's name. decode is the truth that every
 // kernel is tested against.
 #pragma once
 
