@@ -10,6 +10,7 @@
 
 #include "core/rng.h"
 #include "core/scalar.h"
+#include "test_support.h"
 
 namespace lacuna::kernels {
 namespace {
