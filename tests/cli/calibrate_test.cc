@@ -53,6 +53,9 @@ TEST(Calibrate, StoresEveryLevelAndTheOthersUseIt) {
     EXPECT_EQ(ppl["act_mode"], "layered") << "the best one that is stored";
     EXPECT_NEAR(ppl["act_sparsity"], 0.5, 0.15);
     EXPECT_EQ(ppl["dense_prefix"], 4);
+    EXPECT_EQ(ppl["act_sparsity_asked"], 0.5);
+    EXPECT_EQ(ppl["act_sparsity_layers"].size(), ppl["act_sparsity_layers_calibrated"].size());
+    EXPECT_EQ(ppl["act_sparsity_within"].get<bool>(), ppl["act_sparsity_note"] == "");
   }
   const auto dense = json_of({"perplexity", folder.model, "-f", kText, "--ctx", "16", "--chunks", "2", "--dense"});
   EXPECT_EQ(dense["act_sparsity"], 0.0);
@@ -119,6 +122,14 @@ TEST(Sweep, OneRowForEachLevel) {
   EXPECT_EQ(nlohmann::json::parse(read_text(folder.dir.file("s.json")))["rows"].size(), rows.size());
   EXPECT_TRUE(read_text(folder.dir.file("s.svg")).starts_with("<svg"));
   EXPECT_NE(output_of(sweep).find("greedy   magnitude     65%"), std::string::npos);
+  std::vector<std::string> both = sweep;
+  both.insert(both.end(), {"--json", "--dense-prefix", "0,4", "--act-sparsity", "50"});
+  const auto prefixes = json_lines(output_of(both));
+  ASSERT_EQ(prefixes.size(), 1u + 2 * 2);
+  EXPECT_EQ(prefixes[1]["dense_prefix"], 0);
+  EXPECT_EQ(prefixes[4]["dense_prefix"], 4);
+  EXPECT_NE(prefixes[1]["ppl"], prefixes[3]["ppl"]) << "the first positions matter";
+  expect_error({"perplexity", folder.model, "-f", kText, "--ctx", "16", "--dense-prefix", "0,4"}, "with --sweep");
 }
 
 }  // namespace

@@ -37,6 +37,27 @@ TEST(Run, GreedyIdsAreThoseOfTransformers) {
   EXPECT_GE(checkpoints, 30);
 }
 
+TEST(Run, BeamsFindLikelierTexts) {
+  const std::string model = fixture("text_model.gguf");
+  const auto beams = [&](const char* count, std::vector<std::string> more = {}) {
+    std::vector<std::string> arguments = {"run", model, "-p", "a", "-n", "12", "--beams", count};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  };
+  const auto greedy = json_of({"run", model, "-p", "a", "-n", "12", "--temp", "0"}), one = json_of(beams("1"));
+  EXPECT_EQ(one["ids"], greedy["ids"]);
+  EXPECT_EQ(one["text"], greedy["text"]);
+  const auto four = json_of(beams("4", {"--temp", "0"}));
+  ASSERT_EQ(four["beam_texts"].size(), 4u);
+  EXPECT_EQ(four["beam_texts"][0]["ids"], four["ids"]);
+  EXPECT_GE(four["beam_texts"][0]["score"], four["beam_texts"][3]["score"]);
+  EXPECT_EQ(four["beams"], 4);
+  expect_error(beams("2", {"--temp", "0.5"}), "--temp 0");
+  expect_error(beams("2", {"--beam-union"}), "--act-sparsity");
+  for (const char* flag : {"--top-k", "--top-p", "--min-p", "--repeat-penalty", "--seed"})
+    EXPECT_NE(run_lacuna(beams("2", {flag, "1"})).code, 0) << flag;
+}
+
 TEST(Run, StreamsTheTextThatJsonReports) {
   const TempDir dir;
   const std::string model = dir.file("tiny.gguf");
