@@ -66,6 +66,8 @@ def sentence(rows: list[dict]) -> str:
     little, much = gain < LITTLE_GAIN, loss > MUCH_LOSS
     verdict = {(True, True): "it gains little and loses much", (True, False): "it gains little, but loses little too",
                (False, True): "it gains speed, but loses much", (False, False): "it gains speed and loses little"}[little, much]
+    if gain < 1.02:
+        verdict = verdict.replace("gains little", "gains nothing")
     return (f"At {most['level']}% this model decodes {gain:.2f}x as fast as dense and its perplexity is {100 * loss:.0f}% higher: "
             f"{verdict}.")
 
