@@ -144,17 +144,22 @@ inline nlohmann::json json_of(std::vector<std::string> arguments, const RunOptio
   return lines.empty() ? nlohmann::json::object() : lines[0];
 }
 
-/// Exit code 1, nothing on stdout, one line on stderr that begins with "lacuna: " and holds `words`.
+/// The exit code, nothing on stdout, one line on stderr that begins with "lacuna: " and holds `words`.
 inline void expect_error(const std::vector<std::string>& arguments, const std::string& words,
-                         const RunOptions& options = {}) {
+                         const RunOptions& options = {}, int code = 1) {
   const Finished done = run_lacuna(arguments, options);
   std::string command;
   for (const std::string& argument : arguments) command += argument.substr(0, 200) + " ";
-  EXPECT_EQ(done.code, 1) << command << "signal " << done.signal << "\n" << done.err;
+  EXPECT_EQ(done.code, code) << command << "signal " << done.signal << "\n" << done.err;
   EXPECT_EQ(done.out, "") << command;
   EXPECT_EQ(std::count(done.err.begin(), done.err.end(), '\n'), 1) << command << "\n" << done.err;
   EXPECT_TRUE(done.err.starts_with("lacuna: ")) << command << "\n" << done.err;
   EXPECT_NE(done.err.find(words), std::string::npos) << command << "\nexpected: " << words << "\nfound: " << done.err;
+}
+
+/// The same of a flag that is refused before anything is opened.
+inline void expect_usage_error(const std::vector<std::string>& arguments, const std::string& words) {
+  expect_error(arguments, words, {}, 2);
 }
 
 }  // namespace lacuna::test

@@ -241,10 +241,10 @@ TEST(QuantizeZigzag, EveryLayoutIsListedAndRuns) {
 TEST(QuantizeZigzag, SaysWhatItRefusesAndWhatWasQuantized) {
   const TempDir dir;
   const std::string source = fixture("gguf_models/llama_mha.gguf"), out = dir.file("out.gguf");
-  expect_error({"quantize", source, "-o", out, "--layout", "zz4_k", "--tile-rows", "100"}, "multiple of 256");
+  expect_usage_error({"quantize", source, "-o", out, "--layout", "zz4_k", "--tile-rows", "100"}, "multiple of 256");
   expect_error({"quantize", source, "-o", out, "--layout", "q4_K", "--tile-rows", "256"}, "q4_K has no tile_rows");
   expect_error({"quantize", source, "-o", out, "--layout", "zz4_k", "--head-layout", "zz4_k"}, "output head");
-  expect_error({"quantize", source, "-o", out, "--layout", "zz4_K"}, "zz4_k");
+  expect_usage_error({"quantize", source, "-o", out, "--layout", "zz4_K"}, "zz4_k");
   EXPECT_FALSE(std::filesystem::exists(out));
   output_of({"quantize", source, "-o", out, "--layout", "q8_0"});
   const Finished again = run_lacuna({"quantize", out, "-o", dir.file("z.gguf"), "--layout", "zz4_k"});

@@ -226,8 +226,7 @@ TEST(Tune, AFileCanHaveThisMachinesTiles) {
   generate.pop_back();
   EXPECT_EQ(json_of(generate, run)["ids"], expected);
   expect_error({"quantize", whole, "--layout", "q4_K", "--tile-rows", "auto", "-o", tiled}, "q4_K has no tiles", run);
-  expect_error({"quantize", whole, "--layout", "zz4_k", "--tile-rows", "many", "-o", tiled},
-               "expected auto or a number");
+  expect_usage_error({"quantize", whole, "--layout", "zz4_k", "--tile-rows", "many", "-o", tiled}, "is not auto");
 }
 
 TEST(Tune, WrongFlagsAndModelsSayWhatToDo) {
