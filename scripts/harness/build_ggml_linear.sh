@@ -26,7 +26,7 @@ elif [ -f "$build/ggml/src/libggml.so" ] && [ -d "$source/ggml/src/iqk" ]; then
 else
   fail "$build: neither bin/libggml-cpu.so (llama.cpp) nor ggml/src/libggml.so (ik_llama.cpp) in it; build with shared libraries"
 fi
-inputs=("$here/ggml_linear.cc" "$root/src/model/shapes.cc")
+inputs=("$here/ggml_linear.cc" "$root/src/model/shapes.cc" "$root/src/core/error.cc")
 current=1
 for file in "${inputs[@]}" "${BASH_SOURCE[0]}" "$folder/${libraries[-1]/-l/lib}.so"; do
   [ "$output" -nt "$file" ] || current=0
