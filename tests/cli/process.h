@@ -64,6 +64,7 @@ inline Finished run_lacuna(const std::vector<std::string>& arguments, const RunO
     std::vector<char*> argv{const_cast<char*>(LACUNA_BINARY)};
     for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
     argv.push_back(nullptr);
+    ::signal(SIGINT, SIG_DFL);  // a shell in the background may have left it ignored
     ::execv(argv[0], argv.data());
     ::_exit(127);
   }
