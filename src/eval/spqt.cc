@@ -13,9 +13,9 @@
 #include "core/rng.h"
 #include "eval/bandwidth.h"
 #include "eval/spqt_baselines.h"
+#include "kernels/active.h"
 #include "layout/fallback.h"
 #include "layout/zigzag.h"
-#include "model/sparsity.h"
 #include "model/synth.h"
 
 namespace lacuna::eval {
@@ -102,7 +102,7 @@ class Gemv {
     return out;
   }
   int64_t collect(float threshold, int32_t* active) const {
-    return model::collect_active(x_.data(), nullptr, threshold, shape_.K, active);
+    return kernels::collect_active(pool_, x_.data(), 1, shape_.K, nullptr, threshold, active);
   }
   float threshold_of(double level) const {
     return level > 0 ? sizes_[size_t(std::clamp<int64_t>(std::llround(level * double(shape_.K)), 0, shape_.K - 1))] : 0;

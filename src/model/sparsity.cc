@@ -107,16 +107,6 @@ double skipped_share(const PerInput& share, const InputBytes& bytes) {
 
 bool same_level(double a, double b) { return std::abs(a - b) < 1e-4; }
 
-int64_t collect_active(const float* x, const float* norms, float t, int64_t K, int32_t* active) {
-  int64_t count = 0;
-  for (int64_t k = 0; k < K; ++k) {
-    const float size = norms ? std::abs(x[k]) * norms[k] : std::abs(x[k]);
-    active[count] = int32_t(k);
-    count += !(size < t);
-  }
-  return count;
-}
-
 int64_t mask_inactive(const float* x, const float* norms, float t, int64_t K, float* y) {
   int64_t inactive = 0;
   for (int64_t k = 0; k < K; ++k) {

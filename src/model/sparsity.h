@@ -73,9 +73,6 @@ struct Thresholds {
   std::vector<std::array<std::vector<float>, kInputs>> norms;  // [layers][inputs][K]; empty for magnitude
 };
 
-/// Writes the indices of the active ones of K inputs, ascending, and returns how many there are. norms: [K] or nullptr.
-/// The definition; kernels::collect_active is what decoding uses.
-int64_t collect_active(const float* x, const float* norms, float t, int64_t K, int32_t* active);
 /// Writes x with its inactive inputs as zeros into y (may be x) and returns how many there are.
 int64_t mask_inactive(const float* x, const float* norms, float t, int64_t K, float* y);
 

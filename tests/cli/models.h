@@ -14,6 +14,14 @@
 
 namespace lacuna::test {
 
+/// Random weights of a shape.
+inline void write_model(const model::ModelShape& shape, const std::string& path, layout::Id layout,
+                        layout::Id head_layout) {
+  ThreadPool pool(1);
+  model::synthesize(shape, path,
+                    {.layout = layout, .head_layout = head_layout, .seed = 3, .n_layers = 0, .progress = false}, pool);
+}
+
 /// A llama of two layers with byte tokens, f32, random weights: 300 tokens, width 32, context 256.
 inline void write_tiny_model(const std::string& path, layout::Id layout = layout::Id::f32) {
   constexpr model::ModelShape kTiny{.name = "tiny",
@@ -31,9 +39,7 @@ inline void write_tiny_model(const std::string& path, layout::Id layout = layout
                                     .rope_factor = 1,
                                     .tied = false,
                                     .qkv_bias = false};
-  ThreadPool pool(1);
-  model::synthesize(kTiny, path, {.layout = layout, .head_layout = layout, .seed = 3, .n_layers = 0, .progress = false},
-                    pool);
+  write_model(kTiny, path, layout, layout);
 }
 
 /// Writes `from` again with other metadata and, where `values` returns some, other f32 values.

@@ -187,11 +187,7 @@ TEST(Tune, AFileCanHaveThisMachinesTiles) {
   const TempDir dir;
   const std::string whole = dir.file("whole.gguf"), tiled = dir.file("tiled.gguf");
   const RunOptions run{.environment = {{"LACUNA_CACHE", dir.file("cache")}}};
-  ThreadPool pool(1);
-  model::synthesize(
-      kWide, whole,
-      {.layout = layout::Id::zz4_k, .head_layout = layout::Id::q6_K, .seed = 3, .n_layers = 0, .progress = false},
-      pool);
+  write_model(kWide, whole, layout::Id::zz4_k, layout::Id::q6_K);
   const std::vector<std::string> quantize = {"quantize", whole, "--layout", "zz4_k",     "--tile-rows",
                                              "auto",     "-o",  tiled,      "--threads", "1"};
   expect_error(quantize, "needs a profile of this machine with 1 threads", run);

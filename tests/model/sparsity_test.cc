@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/rng.h"
 #include "io/gguf_metadata.h"
+#include "kernels/active.h"
 #include "model/decoder.h"
 #include "model/support.h"
 #include "test_support.h"
@@ -26,8 +27,9 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::nume
 
 std::vector<int32_t> active_of(const std::vector<float>& x, float t, const std::vector<float>& norms = {}) {
   std::vector<int32_t> active(x.size());
-  active.resize(
-      size_t(collect_active(x.data(), norms.empty() ? nullptr : norms.data(), t, int64_t(x.size()), active.data())));
+  ThreadPool pool(1);
+  active.resize(size_t(kernels::collect_active(pool, x.data(), 1, int64_t(x.size()),
+                                               norms.empty() ? nullptr : norms.data(), t, active.data())));
   return active;
 }
 
