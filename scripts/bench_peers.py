@@ -96,7 +96,7 @@ class Program:
     options: list[list[str]]
     best: dict[str, list[str]] = field(default_factory=dict)  # "prefill" or "decode" -> option set
 
-    def measure(self, model: Path, what: list[str], options: list[str], settings: Settings) -> tuple[dict[str, dict], Run]:
+    def measure(self, model: Path, what: list[str], options: list[str], settings: Settings) -> dict[str, dict]:
         """{"prefill": row, "decode": row} for those asked for; each row has at least tok_s."""
         raise NotImplementedError
 
@@ -115,17 +115,14 @@ class Lacuna(Program):
         command = [str(self.binary), "bench", str(model), "--what", ",".join(what), "--runs", "1", "--prompt", str(settings.prompt),
                    "--gen", str(settings.generate), "--threads", str(settings.threads), "--json", *options]
         result = run(command)
-        rows, own_peak = {}, 0
+        rows = {}
         for row in json_lines(result.stdout, command):
             if row.get("bench") in what:
                 rows[row["bench"]] = row
-            if "peak_memory_bytes" in row:  # wait4's figure is the largest of the program and its child that measures the memory speed
-                own_peak = max(own_peak, row["peak_memory_bytes"])
-        result.peak_bytes = own_peak or result.peak_bytes
         missing = [name for name in what if "tok_s" not in rows.get(name, {})]
         if missing:
             raise Failure(f"{shlex.join(command)}: no row with tok_s for {', '.join(missing)}")
-        return rows, result
+        return rows
 
     def first_token(self, model, options, settings):
         return run([str(self.binary), "run", str(model), "-p", "Hello", "-n", "1", "--temp", "0", "--threads", str(settings.threads), "--json"])
@@ -153,7 +150,7 @@ class Ggml(Program):
         missing = [name for name in what if name not in rows]
         if missing:
             raise Failure(f"{shlex.join(command)}: no result for {', '.join(missing)}")
-        return rows, result
+        return rows
 
     def first_token(self, model, options, settings):
         binary = self.bin / self.completion
@@ -192,20 +189,18 @@ def choose_options(program: Program, model: Path, settings: Settings) -> None:
         return
     found = []
     for options in program.options:
-        rows, _ = program.measure(model, ["prefill", "decode"], options, settings)
+        rows = program.measure(model, ["prefill", "decode"], options, settings)
         found.append((options, rows))
         note(f"  trial  {program.name} {' '.join(options)}: " + ", ".join(f"{k} {v['tok_s']:.1f}" for k, v in sorted(rows.items())))
     program.best = {what: max(found, key=lambda item: item[1][what]["tok_s"])[0] for what in ("prefill", "decode")}
 
 
-def measure_round(program: Program, model: Path, settings: Settings) -> tuple[dict[str, dict], int]:
+def measure_round(program: Program, model: Path, settings: Settings) -> dict[str, dict]:
     """One round of one program: a single process where prefill and decode want the same options, else one each."""
     if program.best["prefill"] == program.best["decode"]:
-        rows, result = program.measure(model, ["prefill", "decode"], program.best["decode"], settings)
-        return rows, result.peak_bytes
-    prefill, first = program.measure(model, ["prefill"], program.best["prefill"], settings)
-    decode, second = program.measure(model, ["decode"], program.best["decode"], settings)
-    return {"prefill": prefill["prefill"], "decode": decode["decode"]}, max(first.peak_bytes, second.peak_bytes)
+        return program.measure(model, ["prefill", "decode"], program.best["decode"], settings)
+    return {**program.measure(model, ["prefill"], program.best["prefill"], settings),
+            **program.measure(model, ["decode"], program.best["decode"], settings)}
 
 
 def note(text: str) -> None:
@@ -226,21 +221,19 @@ def bench_model(model: Path, programs: list[Program], settings: Settings, rounds
         choose_options(program, model, settings)
     speeds = {(p.name, what): [] for p in programs for what in ("prefill", "decode")}
     extra = {}
-    peaks = {p.name: [] for p in programs}
     firsts = {p.name: [] for p in programs}
     loads = []
     for index in range(rounds):
         loads.append(os.getloadavg()[0])
         turn = index % len(programs)
         for program in programs[turn:] + programs[:turn]:
-            rows, peak = measure_round(program, model, settings)
-            peaks[program.name].append(peak)
+            rows = measure_round(program, model, settings)
             for what, row in rows.items():
                 speeds[program.name, what].append(row["tok_s"])
                 if program.name == "lacuna":
                     extra[what] = {key: row[key] for key in ("m", "gb_s", "ceiling_gb_s", "checked") if key in row}
             if with_load:
-                firsts[program.name].append(program.first_token(model, program.best["decode"], settings).wall_s)
+                firsts[program.name].append(program.first_token(model, program.best["decode"], settings))
         note(f"  round {index + 1} of {rounds}: " + ", ".join(
             f"{p.name} {speeds[p.name, 'prefill'][-1]:.0f} / {speeds[p.name, 'decode'][-1]:.1f}" for p in programs))
     result = []
@@ -261,12 +254,11 @@ def bench_model(model: Path, programs: list[Program], settings: Settings, rounds
                 if ours:
                     row["lacuna_ratio"] = spread([a / b for a, b in zip(ours, values)])
             result.append(row)
-    for program in programs:
-        row = {"bench": "load", "model": model.name, "program": program.name, "options": " ".join(program.best["decode"]),
-               "peak_bytes": max(peaks[program.name])}
-        if with_load:
-            row["first_token_s"] = spread(firsts[program.name])
-        result.append(row)
+    for program in programs if with_load else []:
+        runs = firsts[program.name]
+        result.append({"bench": "load", "model": model.name, "program": program.name, "version": program.version,
+                       "options": " ".join(program.best["decode"]), "first_token_s": spread([run.wall_s for run in runs]),
+                       "peak_bytes": max(run.peak_bytes for run in runs)})
     return result
 
 
@@ -280,13 +272,15 @@ def print_tables(rows: list[dict]) -> None:
         what = f"{row['bench']} {row['tokens']}"
         limits = f"{row['tok_s_min']:.1f} - {row['tok_s_max']:.1f}"
         print(f"{row['model']:<28} {what:<12} {row['program']:<14} {row['options']:<14} {row['tok_s']:>8.1f} {limits:>17}   {ratio_text}")
+    loads = [row for row in rows if row["bench"] == "load"]
+    if not loads:
+        return
     print()
-    print(f"{'model':<28} {'program':<14} {'options':<14} {'start to first token, s':>24} {'peak memory, MB':>16}")
-    for row in rows:
-        if row["bench"] == "load":
-            first = row.get("first_token_s")
-            text = f"{first['median']:.2f} ({first['min']:.2f} - {first['max']:.2f})" if first else "not measured"
-            print(f"{row['model']:<28} {row['program']:<14} {row['options']:<14} {text:>24} {row['peak_bytes'] / 1e6:>16.0f}")
+    print(f"{'model':<28} {'program':<14} {'options':<14} {'start to first token, s':>24} {'its peak memory, MB':>20}")
+    for row in loads:
+        first = row["first_token_s"]
+        text = f"{first['median']:.2f} ({first['min']:.2f} - {first['max']:.2f})"
+        print(f"{row['model']:<28} {row['program']:<14} {row['options']:<14} {text:>24} {row['peak_bytes'] / 1e6:>20.0f}")
 
 
 def device() -> str:

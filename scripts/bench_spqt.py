@@ -64,12 +64,12 @@ def harness_row(program: str, shape: str, runs: int, threads: int) -> dict:
 
 def choose_decode_options(program: Program, model: Path, settings: Settings) -> None:
     """Keeps the option set that decodes best; prefill would take minutes for a large model."""
-    rates = [program.measure(model, ["decode"], options, settings)[0]["decode"]["tok_s"] for options in program.options]
+    rates = [program.measure(model, ["decode"], options, settings)["decode"]["tok_s"] for options in program.options]
     program.best = {"decode": program.options[rates.index(max(rates))]}
 
 
 def peer_row(program: Program, model: Path, settings: Settings) -> dict:
-    rate = program.measure(model, ["decode"], program.best["decode"], settings)[0]["decode"]["tok_s"]
+    rate = program.measure(model, ["decode"], program.best["decode"], settings)["decode"]["tok_s"]
     return {"bench": "decode", "tok_s": rate, "median_ms": 1e3 / rate, "options": " ".join(program.best["decode"])}
 
 
