@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 
 #include "core/error.h"
 
@@ -72,15 +73,16 @@ std::string printable(std::string_view text) {
 void print_json(const Json& object) { print(object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"); }
 
 std::string read_input(const std::string& path) {
-  const bool standard_input = path == "-";
-  std::FILE* file = standard_input ? stdin : std::fopen(path.c_str(), "rb");
+  const auto close = [](std::FILE* file) {
+    if (file != stdin) std::fclose(file);
+  };
+  const std::unique_ptr<std::FILE, decltype(close)> file(path == "-" ? stdin : std::fopen(path.c_str(), "rb"), close);
   if (!file) throw Error("{}: cannot be opened: {}", path, std::strerror(errno));
   std::string text;
   char buffer[1 << 16];
   size_t got = 0;
-  while ((got = std::fread(buffer, 1, sizeof(buffer), file)) > 0) text.append(buffer, got);
-  const int error = std::ferror(file) ? errno : 0;
-  if (!standard_input) std::fclose(file);
+  while ((got = std::fread(buffer, 1, sizeof(buffer), file.get())) > 0) text.append(buffer, got);
+  const int error = std::ferror(file.get()) ? errno : 0;
   if (error) throw Error("{}: cannot be read: {}", path, std::strerror(error));
   return text;
 }
