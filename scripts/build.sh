@@ -3,20 +3,25 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib/packages.sh
+. scripts/lib/cuda.sh
 
 usage() {
   cat <<'TXT'
-usage: scripts/build.sh [--preset release|debug|sanitize|coverage] [--no-install] [TARGET...]
+usage: scripts/build.sh [--preset release|debug|sanitize|coverage] [--cuda|--no-cuda] [--no-install] [TARGET...]
   --preset NAME   a configure preset of CMakePresets.json (default release); the result is build/NAME/lacuna
+  --cuda          with the CUDA backend; fetches a CUDA 13.0 compiler from PyPI (105 MB) where nvcc is not on the PATH
+  --no-cuda       without it. Neither: with it where nvcc is on the PATH (release and debug only)
   --no-install    never install packages; fail in CMake where one is missing
 TXT
 }
 
-preset=release install=1 targets=()
+preset=release install=1 cuda=AUTO targets=()
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit 0 ;;
     --preset) preset=${2:?--preset needs a name}; shift ;;
+    --cuda) cuda=ON ;;
+    --no-cuda) cuda=OFF ;;
     --no-install) install=0 ;;
     -*) printf 'error: unknown option %s\n' "$1" >&2; usage >&2; exit 2 ;;
     *) targets+=("$1") ;;
@@ -25,7 +30,11 @@ while [ $# -gt 0 ]; do
 done
 [ "$install" -eq 0 ] || install_packages "${build_packages[@]}"
 
-launcher=()
-if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
-cmake --preset "$preset" "${launcher[@]}" -DLACUNA_WERROR=ON -Wno-dev >/dev/null
+options=(-DLACUNA_WERROR=ON "-DLACUNA_CUDA=$cuda")
+if [ "$cuda" = ON ]; then
+  nvcc=$(cuda_compiler "$install")
+  options+=("-DCMAKE_CUDA_COMPILER=$nvcc")
+fi
+if command -v ccache >/dev/null; then options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
+cmake --preset "$preset" "${options[@]}" -Wno-dev >/dev/null
 cmake --build --preset "$preset" ${targets[@]+--target "${targets[@]}"}

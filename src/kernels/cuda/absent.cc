@@ -1,0 +1,44 @@
+// src/kernels/cuda/absent.cc - what a build without CUDA has in the place of the .cu files.
+#include "core/error.h"
+#include "kernels/cuda/active.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/gemv.h"
+
+namespace lacuna::cuda {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error("this build has no CUDA backend; build with scripts/build.sh --cuda, or use --device cpu");
+}
+
+}  // namespace
+
+// Without a device none of the others can be called.
+Device::Device(const DeviceOptions&) { refuse(); }
+int64_t Device::free_bytes() const { refuse(); }
+void Device::require(int64_t, std::string_view) const { refuse(); }
+Buffer::Buffer(Device&, int64_t, std::string_view) { refuse(); }
+Buffer::~Buffer() = default;
+void Buffer::upload(std::span<const std::byte>, int64_t) { refuse(); }
+void Buffer::download(std::span<std::byte>, int64_t) const { refuse(); }
+void Buffer::copy_within(int64_t, int64_t, int64_t) { refuse(); }
+void Buffer::fill(uint8_t) { refuse(); }
+Stream::Stream(Device&) { refuse(); }
+Stream::~Stream() = default;
+void Stream::synchronize() { refuse(); }
+Graph::Graph(Stream&, const std::function<void()>&) { refuse(); }
+Graph::~Graph() = default;
+void Graph::launch(Stream&) { refuse(); }
+Stopwatch::Stopwatch() { refuse(); }
+Stopwatch::~Stopwatch() = default;
+void Stopwatch::start(Stream&) { refuse(); }
+double Stopwatch::stop_ms(Stream&) { refuse(); }
+double measure_read_gb_s(const Device&, Stream&, const Buffer&) { refuse(); }
+void collect_active(const Device&, Stream&, const float*, int64_t, const float*, float, int32_t*, int32_t*) {
+  refuse();
+}
+GemvPlan default_plan(const DeviceInfo&, const layout::Layout&, const Columns&, Inputs) { refuse(); }
+std::span<const GemvPlan> kernel_plans(const layout::Layout&) { refuse(); }
+void launch_gemv(const Device&, Stream&, const layout::Layout&, const GemvPlan&, const GemvArgs&) { refuse(); }
+
+}  // namespace lacuna::cuda

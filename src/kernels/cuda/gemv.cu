@@ -1,0 +1,97 @@
+// src/kernels/cuda/gemv.cu - choice and launch of the GEMV kernels.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/cuda/gemv.cuh"
+#include "kernels/cuda/gemv.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/prepared.h"
+
+namespace lacuna::cuda {
+namespace {
+
+std::span<const GemvKernel> kernels_of(const layout::Layout& layout) {
+  static const GemvTable kTables[] = {gemv_zz4_k()};
+  for (const GemvTable& table : kTables)
+    if (table.id == layout.id) return table.kernels;
+  column_form(layout);  // throws, naming those that there are
+  return {};
+}
+
+// A warp's share of a list is computed in 32 bits: inputs (prepared.cc) * segments * warps < 2^32.
+constexpr int kMostSegments = 256;
+constexpr int64_t kMostRows = 65535;
+
+int least_segments(int64_t K) { return int((K + kSegmentColumns - 1) / kSegmentColumns); }
+
+int64_t segment_columns(int64_t K, int segments) { return (K + segments - 1) / segments; }
+
+GemvParams make_params(const ColumnForm& form, const GemvPlan& plan, const GemvArgs& args) {
+  GemvParams p{};
+  p.codes = args.weights.codes, p.headers = args.weights.headers;
+  p.x = args.x, p.threshold = args.threshold;
+  p.list = args.list, p.count = args.count;
+  p.y = args.y, p.zero = args.zero;
+  p.K = int(args.weights.K), p.segments = plan.segments;
+  p.segment_columns = int(segment_columns(args.weights.K, plan.segments));
+  p.share_factor = share_factor(unsigned(plan.segments * plan.warps));
+  p.zero_quads = unsigned(args.zero_count / 4);
+  p.workspace = args.workspace;
+  if (const Ahead& ahead = args.ahead; ahead.segments > 0) {
+    p.ahead_codes = ahead.weights.codes, p.ahead_headers = ahead.weights.headers;
+    p.ahead_rows = int(ahead.weights.rows), p.ahead_K = int(ahead.weights.K), p.ahead_segments = ahead.segments;
+    p.ahead_code_stride = unsigned(form.code_bytes), p.ahead_header_stride = unsigned(form.header_bytes);
+    const int64_t most = segment_columns(ahead.weights.K, ahead.segments);
+    p.ahead_segment_columns = int(most);
+    p.ahead_code_bytes = unsigned(std::min(ahead.code_columns, most) * form.code_bytes) & ~15u;
+    p.ahead_header_bytes = unsigned(std::min(ahead.header_columns, most) * form.header_bytes) & ~15u;
+  }
+  return p;
+}
+
+}  // namespace
+
+std::string describe(const GemvPlan& plan) {
+  return fmt::format("{} segments, {} warps, {} columns in flight, {} resident", plan.segments, plan.warps, plan.chunk,
+                     plan.resident);
+}
+
+std::span<const GemvPlan> kernel_plans(const layout::Layout& layout) {
+  static std::vector<std::vector<GemvPlan>> lists(layout::all().size());
+  std::vector<GemvPlan>& plans = lists[size_t(layout.id)];
+  if (plans.empty())
+    for (const GemvKernel& kernel : kernels_of(layout)) plans.push_back(kernel.plan);
+  return plans;
+}
+
+GemvPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Columns& weights, Inputs) {
+  GemvPlan plan = kernels_of(layout)[0].plan;
+  const int64_t blocks = int64_t{device.multiprocessors} * plan.resident / plan.warps;
+  const int64_t most = std::max<int64_t>(1, weights.K / (4 * plan.warps));
+  plan.segments = int(std::max<int64_t>(least_segments(weights.K),
+                                        std::clamp<int64_t>(blocks / std::max<int64_t>(1, weights.rows), 1, most)));
+  return plan;
+}
+
+void launch_gemv(const Device& device, Stream& stream, const layout::Layout& layout, const GemvPlan& plan,
+                 const GemvArgs& args) {
+  const auto kernels = kernels_of(layout);
+  const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const GemvKernel& k) {
+    return k.plan.warps == plan.warps && k.plan.chunk == plan.chunk && k.plan.resident == plan.resident;
+  });
+  if (kernel == kernels.end()) throw Error("no CUDA kernel of {} for the plan: {}", layout.name, describe(plan));
+  const int64_t K = args.weights.K;
+  if (plan.segments < least_segments(K) || plan.segments > kMostSegments)
+    throw Error("{} segments of {} columns; there must be {} to {}", plan.segments, K, least_segments(K),
+                kMostSegments);
+  if (args.weights.rows == 0) return;
+  if (args.weights.rows > kMostRows)
+    throw Error("{} superblock rows; the CUDA kernels take at most {}", args.weights.rows, kMostRows);
+  launch_overlapping(device, stream, kernel->by_inputs[size_t(args.inputs)],
+                     dim3(unsigned(plan.segments), unsigned(args.weights.rows)), unsigned(plan.warps * kWarpSize),
+                     make_params(column_form(layout), plan, args));
+}
+
+}  // namespace lacuna::cuda

@@ -1,0 +1,84 @@
+// src/kernels/cuda/gemv.h - y[N] = W[N,K] x[K] of one token with prepared zigzag weights (prepared.h), dense or
+// skipping the inputs that are not active. Plain C++.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "kernels/cuda/device.h"
+#include "layout/layout.h"
+
+namespace lacuna::cuda {
+
+/// Prepared weights in device memory, see prepared.h.
+struct Columns {
+  const std::byte* codes = nullptr;
+  const std::byte* headers = nullptr;
+  int64_t rows = 0, K = 0;  // superblock rows of 256 outputs
+};
+
+enum class Inputs : uint8_t {
+  dense,
+  threshold,  // input k counts unless |x[k]| < threshold: equality, NaN and infinity count
+  list,       // those of a list count
+};
+
+/// How the work is shared out. A block of `warps` warps has one superblock row and one of `segments` equal ranges of
+/// the columns (of the list); its warps share the active ones of these evenly, `chunk` in flight at a time each.
+struct GemvPlan {
+  int warps = 8, chunk = 32;
+  int resident = 24;  // warps that a multiprocessor holds: what the registers are counted for
+  int segments = 1;
+  bool operator==(const GemvPlan&) const = default;
+};
+std::string describe(const GemvPlan& plan);
+
+/// Weights that a later launch will read and that the device may fetch into its cache while memory would be idle: of
+/// each of `segments` ranges of the columns the first `header_columns` headers and `code_columns` codes.
+struct Ahead {
+  Columns weights;
+  int segments = 0;  // 0: nothing
+  int64_t header_columns = 0, code_columns = 0;
+};
+
+/// Sums in a fixed order: every run gives the same bits. Without it blocks add to y as they end.
+struct Workspace {
+  float* partial = nullptr;     // [segments, 256 rows]
+  uint32_t* arrived = nullptr;  // [rows] zeros; zeros again when the launch has ended
+};
+
+/// All pointers are of device memory.
+struct GemvArgs {
+  Columns weights;
+  Inputs inputs = Inputs::dense;
+  const float* x = nullptr;  // [K]
+  float threshold = 0;
+  const int32_t* list = nullptr;  // ascending, in [0, K)
+  const int32_t* count = nullptr;
+  /// [256 rows], aligned to 16 bytes, zeros before the launch (with a workspace anything). Outputs from a part's N to
+  /// the next multiple of 256 mean nothing.
+  float* y = nullptr;
+  /// Set to zeros on the way, for a launch after this one. A multiple of 4 floats, aligned to 16 bytes.
+  float* zero = nullptr;
+  int64_t zero_count = 0;
+  Ahead ahead;
+  Workspace workspace;
+};
+
+/// The kernels that exist for a layout, `segments` left open: what a tuner tries.
+std::span<const GemvPlan> kernel_plans(const layout::Layout& layout);
+/// A good one for shape and device.
+GemvPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Columns& weights, Inputs inputs);
+/// Columns that a segment may have.
+inline constexpr int64_t kSegmentColumns = 1024;
+
+/// The product. Each factor x * scale is rounded to f16 twice and sums of eight products are f16's, relative to the
+/// largest factor of the chunk: about 7e-4 of the result's size; sums beyond are f32. |x * d| from 2^102 on counts as
+/// infinite. On compute capability 9.0 the launch may begin before the one before it in the stream has ended; it waits
+/// for it before it reads x, list or count, or writes anything.
+/// Throws Error for a plan that no kernel has, and for too few or too many segments.
+void launch_gemv(const Device& device, Stream& stream, const layout::Layout& layout, const GemvPlan& plan,
+                 const GemvArgs& args);
+
+}  // namespace lacuna::cuda

@@ -1,0 +1,454 @@
+// tests/kernels/cuda_gemv_test.cc - the CUDA GEMV over zigzag weights against double precision.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "core/scalar.h"
+#include "kernels/cuda/gemv.h"
+#include "kernels/cuda/prepared.h"
+#include "kernels/cuda_support.h"
+#include "kernels/support.h"
+#include "layout/q4_K.h"
+#include "layout/six_bit.h"
+#include "layout/zigzag.h"
+
+namespace lacuna {
+namespace {
+
+using cuda::GemvArgs;
+using cuda::GemvPlan;
+using cuda::Inputs;
+using kernels::WeightView;
+using layout::Id;
+using layout::Shape;
+using test::CudaTest;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+
+struct Weight {
+  std::vector<std::byte> bytes;
+  std::vector<float> decoded;  // [N, K]
+  WeightView view;
+};
+
+/// integers: weights are small whole numbers, so that with small whole inputs every sum is exact in f16 and f32.
+Weight make_weight(Shape shape, int64_t tile_rows, uint64_t seed, bool integers) {
+  const layout::Layout& l = layout::get(Id::zz4_k);
+  Weight w;
+  w.bytes.resize(size_t(l.size_bytes(l, shape)));
+  Rng rng(seed);
+  for (size_t at = 0; at < w.bytes.size(); at += sizeof(layout::Q4KBlock)) {
+    layout::Q4KBlock block;
+    uint8_t scale[8], min[8];
+    for (int g = 0; g < 8; ++g) {
+      scale[g] = uint8_t(integers ? 1 + rng.below(2) : rng.below(64));
+      min[g] = uint8_t(integers ? rng.below(4) : rng.below(64));
+    }
+    layout::pack_six_bit(scale, min, block.scale_min);
+    block.d = to_f16(integers ? 1.0f : float(rng.normal() * 0.01));
+    block.dmin = to_f16(integers ? 1.0f : float(rng.normal() * 0.01));
+    for (uint8_t& code : block.code) code = uint8_t(rng.next() >> 56);
+    std::memcpy(&w.bytes[at], &block, sizeof(block));
+  }
+  w.decoded.resize(size_t(shape.N * shape.K));
+  layout::decode_zigzag(l, shape, {tile_rows}, w.bytes, 0, shape.N, w.decoded.data());
+  w.view = {"w", &l, shape, w.bytes, {}, {tile_rows}};
+  return w;
+}
+
+std::vector<float> whole_inputs(int64_t K, uint64_t seed) {
+  Rng rng(seed);
+  std::vector<float> x(static_cast<size_t>(K));
+  for (float& value : x) value = float(int(rng.below(3)) - 1) * (rng.below(2) == 0 ? 1.0f : 2.0f);
+  return x;
+}
+
+std::vector<float> random_inputs(int64_t K, uint64_t seed) {
+  Rng rng(seed);
+  std::vector<float> x(static_cast<size_t>(K));
+  for (float& value : x) value = float(rng.normal());
+  return x;
+}
+
+std::vector<int32_t> active_of(const std::vector<float>& x, float threshold) {
+  std::vector<int32_t> list;
+  for (size_t k = 0; k < x.size(); ++k)
+    if (!(std::fabs(x[k]) < threshold)) list.push_back(int32_t(k));
+  return list;
+}
+
+std::vector<int32_t> every(int64_t K) {
+  std::vector<int32_t> list(static_cast<size_t>(K));
+  std::iota(list.begin(), list.end(), 0);
+  return list;
+}
+
+std::vector<double> reference(const Weight& w, const std::vector<float>& x, const std::vector<int32_t>& active) {
+  const auto [N, K] = w.view.shape;
+  std::vector<double> y(static_cast<size_t>(N));
+  for (int64_t n = 0; n < N; ++n)
+    for (const int32_t k : active) y[size_t(n)] += double(w.decoded[size_t(n * K + k)]) * double(x[size_t(k)]);
+  return y;
+}
+
+/// The least number of segments that a matrix may be cut into, and some more.
+std::vector<int> segment_counts(int64_t K) {
+  const int least = int((K + cuda::kSegmentColumns - 1) / cuda::kSegmentColumns);
+  return {least, least + 1, least + 6};
+}
+
+class CudaGemv : public CudaTest {
+ protected:
+  struct Loaded {
+    cuda::PreparedGroup group;
+    cuda::Buffer codes, headers;
+    cuda::Columns columns() const { return {codes.data(), headers.data(), group.rows, group.K}; }
+  };
+  Loaded load(const WeightView& view) {
+    Loaded out;
+    out.group = cuda::prepare_group({&view, 1}, test::pool());
+    out.codes = cuda::Buffer(device(), int64_t(out.group.codes.size()), "codes");
+    out.codes.upload(out.group.codes.bytes());
+    out.headers = cuda::Buffer(device(), int64_t(out.group.headers.size()), "headers");
+    out.headers.upload(out.group.headers.bytes());
+    return out;
+  }
+
+  struct Run {
+    Inputs inputs = Inputs::dense;
+    GemvPlan plan;
+    float threshold = 0;
+    std::vector<int32_t> list;  // Inputs::list
+    bool deterministic = false;
+  };
+
+  /// One launch. Memory around y, and y itself where the launch may not rely on zeros, is poison; nothing beyond y is
+  /// written.
+  std::vector<float> run(const Loaded& w, const std::vector<float>& x, const Run& how) {
+    constexpr size_t kGuard = 64;
+    const size_t outputs = size_t(w.group.rows * 256);
+    std::vector<float> y(outputs + 2 * kGuard, kNan), zeroed(outputs + 2 * kGuard, kNan);
+    if (!how.deterministic) std::fill_n(y.begin() + kGuard, outputs, 0.0f);
+    const cuda::Buffer y_there = to_device(y), zero_there = to_device(zeroed), x_there = to_device(x);
+    std::vector<int32_t> list = how.list;
+    list.push_back(-1);  // never empty
+    const cuda::Buffer list_there = to_device(list);
+    const cuda::Buffer count_there = to_device(std::vector<int32_t>{int32_t(how.list.size())});
+    const cuda::Buffer partial = to_device(std::vector<float>(outputs * size_t(how.plan.segments), kNan));
+    const cuda::Buffer arrived = to_device(std::vector<uint32_t>(size_t(w.group.rows), 0u));
+    GemvArgs args;
+    args.weights = w.columns();
+    args.inputs = how.inputs;
+    args.x = x_there.as<float>();
+    args.threshold = how.threshold;
+    args.list = list_there.as<int32_t>();
+    args.count = count_there.as<int32_t>();
+    args.y = y_there.as<float>() + kGuard;
+    args.zero = zero_there.as<float>() + kGuard;
+    args.zero_count = int64_t(outputs);
+    args.ahead = {w.columns(), how.plan.segments, w.group.K, w.group.K / 2};
+    if (how.deterministic) args.workspace = {partial.as<float>(), arrived.as<uint32_t>()};
+    cuda::launch_gemv(device(), stream(), *w.group.layout, how.plan, args);
+    stream().synchronize();
+    y = to_host<float>(y_there), zeroed = to_host<float>(zero_there);
+    for (size_t i = 0; i < kGuard; ++i) {
+      EXPECT_TRUE(std::isnan(y[i]) && std::isnan(y[kGuard + outputs + i])) << "written outside y";
+      EXPECT_TRUE(std::isnan(zeroed[i]) && std::isnan(zeroed[kGuard + outputs + i])) << "cleared too much";
+    }
+    for (size_t i = 0; i < outputs; ++i) EXPECT_EQ(std::bit_cast<uint32_t>(zeroed[kGuard + i]), 0u) << i;
+    for (const uint32_t count : to_host<uint32_t>(arrived)) EXPECT_EQ(count, 0u);
+    return {y.begin() + kGuard, y.begin() + kGuard + std::ptrdiff_t(outputs)};
+  }
+
+  std::vector<GemvPlan> plans(int64_t K) {
+    std::vector<GemvPlan> out;
+    for (GemvPlan plan : cuda::kernel_plans(layout::get(Id::zz4_k)))
+      for (const int segments : segment_counts(K)) {
+        plan.segments = segments;
+        out.push_back(plan);
+      }
+    return out;
+  }
+
+  /// Dense, by threshold and by list, in both ways of adding up.
+  template <class Check>
+  void in_every_way(const Loaded& w, const std::vector<float>& x, float threshold, const Check& check) {
+    for (const GemvPlan& plan : plans(w.group.K)) {
+      for (const bool deterministic : {false, true}) {
+        const std::vector<int32_t> active = active_of(x, threshold);
+        check(every(w.group.K), run(w, x, {Inputs::dense, plan, 0, {}, deterministic}), "dense " + describe(plan));
+        check(active, run(w, x, {Inputs::threshold, plan, threshold, {}, deterministic}),
+              "threshold " + describe(plan));
+        check(active, run(w, x, {Inputs::list, plan, 0, active, deterministic}), "list " + describe(plan));
+      }
+    }
+  }
+};
+
+// A column that is left out, read twice or taken with another one's scale changes a whole number.
+TEST_F(CudaGemv, ExactOnWholeNumbers) {
+  for (const int64_t N : {1, 31, 256, 257, 1000}) {
+    for (const int64_t K : {1, 2, 15, 16, 17, 33, 255, 1025}) {
+      const Weight w = make_weight({N, K}, N % 2 == 0 ? 0 : 256, uint64_t(N * 10000 + K), true);
+      const Loaded there = load(w.view);
+      const std::vector<float> x = whole_inputs(K, uint64_t(K));
+      in_every_way(there, x, 1.5f,
+                   [&](const std::vector<int32_t>& active, const std::vector<float>& y, const std::string& how) {
+                     const std::vector<double> expected = reference(w, x, active);
+                     for (int64_t n = 0; n < N; ++n)
+                       ASSERT_EQ(double(y[size_t(n)]), expected[size_t(n)])
+                           << N << " x " << K << ", output " << n << ", " << how;
+                   });
+    }
+  }
+}
+
+TEST_F(CudaGemv, ExactOnWholeNumbersOfALayer) {
+  for (const Shape shape : {Shape{512, 4096}, Shape{300, 11008}}) {
+    const Weight w = make_weight(shape, 256, 3, true);
+    const Loaded there = load(w.view);
+    const std::vector<float> x = whole_inputs(shape.K, 4);
+    in_every_way(there, x, 1.5f,
+                 [&](const std::vector<int32_t>& active, const std::vector<float>& y, const std::string& how) {
+                   const std::vector<double> expected = reference(w, x, active);
+                   for (int64_t n = 0; n < shape.N; ++n)
+                     ASSERT_EQ(double(y[size_t(n)]), expected[size_t(n)]) << "output " << n << ", " << how;
+                 });
+  }
+}
+
+/// What rounding may do. A factor |x d| s is rounded to f16 twice (2^-11 each). Of eight products the first goes
+/// through at most eight roundings to f16, 2^-11 of the partial sum each, or, where that is less than f16's least,
+/// through as many of 2^-25 of the chunk's unit, which is at most 2^24 * largest / 2^8. The rest is f32.
+double bound(const Weight& w, const std::vector<float>& x, const std::vector<int32_t>& active, int64_t n) {
+  const layout::ZigzagMap map(w.view.shape, w.view.params);
+  double products = 0, mins = 0, largest = 0;
+  for (const int32_t k : active) {
+    layout::Q4KBlock block;
+    std::memcpy(&block, w.bytes.data() + map.index(n / 256, k) * int64_t(sizeof(block)), sizeof(block));
+    const layout::ScaleMin packed = layout::unpack_six_bit(block.scale_min, int(n % 256 / 32));
+    const double x_d = std::fabs(double(x[size_t(k)]) * double(to_float(block.d)));
+    products += 15 * x_d * packed.scale;
+    mins += std::fabs(double(x[size_t(k)]) * double(to_float(block.dmin))) * packed.min;
+    largest = std::max(largest, x_d);
+  }
+  const double count = double(active.size()) + 8;
+  return products * (2 * 0x1p-11 + 8 * 0x1p-11) * 1.01 + count * largest * 0x1p-9 +
+         (products + mins) * (count + 16) * 0x1p-24 + 1e-37;
+}
+
+TEST_F(CudaGemv, WithinWhatRoundingMayDo) {
+  for (const Shape shape : {Shape{300, 40}, Shape{256, 1000}, Shape{700, 3000}}) {
+    const Weight w = make_weight(shape, 256, uint64_t(shape.K), false);
+    const Loaded there = load(w.view);
+    for (const float size : {0.0f, 1e-36f, 1e-20f, 1.0f, 1e20f}) {
+      std::vector<float> x = random_inputs(shape.K, 5);
+      for (float& value : x) value *= size;
+      double error = 0, norm = 0;
+      std::map<std::vector<int32_t>, std::pair<std::vector<double>, std::vector<double>>> known;  // result, bound
+      in_every_way(there, x, 0.6745f * size,
+                   [&](const std::vector<int32_t>& active, const std::vector<float>& y, const std::string& how) {
+                     auto& [expected, bounds] = known[active];
+                     if (expected.empty()) {
+                       expected = reference(w, x, active);
+                       for (int64_t n = 0; n < shape.N; ++n) bounds.push_back(bound(w, x, active, n));
+                     }
+                     for (int64_t n = 0; n < shape.N; ++n) {
+                       const double e = expected[size_t(n)], d = double(y[size_t(n)]) - e;
+                       ASSERT_LE(std::fabs(d), bounds[size_t(n)]) << "output " << n << ", " << how << ", " << size;
+                       error += d * d, norm += e * e;
+                     }
+                   });
+      if (size >= 1e-20f) {
+        EXPECT_LE(std::sqrt(error / norm), 0.003);
+      }
+    }
+  }
+}
+
+// RECIPES 16: sums past f16's range.
+TEST_F(CudaGemv, LargeInputsOfOneAndOfAlternatingSign) {
+  const Weight w = make_weight({256, 64}, 0, 6, false);
+  const Loaded there = load(w.view);
+  for (const bool alternating : {false, true}) {
+    std::vector<float> x(64, 0.0f);
+    for (size_t k = 0; k < 32; ++k) x[k] = alternating && k % 2 == 1 ? -4560.0f : 4560.0f;
+    in_every_way(there, x, 1.0f,
+                 [&](const std::vector<int32_t>& active, const std::vector<float>& y, const std::string& how) {
+                   const std::vector<double> expected = reference(w, x, active);
+                   for (int64_t n = 0; n < 256; ++n)
+                     ASSERT_LE(std::fabs(double(y[size_t(n)]) - expected[size_t(n)]), bound(w, x, active, n)) << how;
+                 });
+  }
+}
+
+// RECIPES 25: how many count, and which.
+TEST_F(CudaGemv, EveryActiveCount) {
+  for (const int64_t K : {17, 40, 1100}) {
+    const Weight w = make_weight({256, K}, 0, 7, true);
+    const Loaded there = load(w.view);
+    for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{15}, int64_t{16}, int64_t{17}, K - 1, K}) {
+      Rng rng{uint64_t(count)};
+      std::vector<float> x(static_cast<size_t>(K), 0.5f);
+      std::vector<int32_t> order = every(K);
+      for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[size_t(rng.below(i))]);
+      for (int64_t i = 0; i < count; ++i) x[size_t(order[size_t(i)])] = i % 2 == 0 ? 1.0f : -2.0f;
+      ASSERT_EQ(int64_t(active_of(x, 1.0f).size()), count);
+      in_every_way(there, x, 1.0f,
+                   [&](const std::vector<int32_t>& active, const std::vector<float>& y, const std::string& how) {
+                     const std::vector<double> expected = reference(w, x, active);
+                     for (int64_t n = 0; n < 256; ++n)
+                       ASSERT_EQ(double(y[size_t(n)]), expected[size_t(n)]) << count << " " << how;
+                   });
+    }
+  }
+}
+
+TEST_F(CudaGemv, EqualToTheThresholdCountsAndSoDoesMinusZeroAtZero) {
+  const Weight w = make_weight({256, 8}, 0, 8, true);
+  const Loaded there = load(w.view);
+  const std::vector<float> x = {1, -1, std::nextafter(1.0f, 0.0f), 0.0f, -0.0f, 2, -2, 0.5f};
+  for (const GemvPlan& plan : plans(8)) {
+    for (const float threshold : {1.0f, 0.0f}) {
+      const std::vector<double> expected = reference(w, x, active_of(x, threshold));
+      const std::vector<float> y = run(there, x, {Inputs::threshold, plan, threshold, {}, false});
+      for (int64_t n = 0; n < 256; ++n) {
+        if (threshold == 1.0f) {
+          ASSERT_EQ(double(y[size_t(n)]), expected[size_t(n)]);
+        } else {
+          ASSERT_NEAR(double(y[size_t(n)]), expected[size_t(n)], 1e-5);  // one below one is no short number
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaGemv, NonFiniteInputsShow) {
+  const Weight w = make_weight({256, 70}, 0, 9, false);
+  const Loaded there = load(w.view);
+  for (const float bad : {kNan, kInf, -kInf, 1e38f}) {
+    std::vector<float> x = random_inputs(70, 10);
+    x[41] = bad;
+    if (bad == 1e38f) x[41] = 3e38f;
+    in_every_way(there, x, 0.5f, [&](const std::vector<int32_t>&, const std::vector<float>& y, const std::string& how) {
+      for (const float value : y) ASSERT_FALSE(std::isfinite(value) && std::fabs(value) < 1e30f) << how;
+    });
+  }
+}
+
+TEST_F(CudaGemv, AThousandTokensInAFixedOrderAreTheSameBits) {
+  const Weight w = make_weight({1000, 4096}, 256, 11, false);
+  const Loaded there = load(w.view);
+  const cuda::Buffer x = to_device(random_inputs(4096, 12));
+  const size_t outputs = size_t(there.group.rows * 256);
+  for (const Inputs inputs : {Inputs::dense, Inputs::threshold}) {
+    GemvPlan plan = cuda::default_plan(device().info(), *there.group.layout, there.columns(), inputs);
+    plan.segments = 24;
+    cuda::Buffer y = to_device(std::vector<float>(outputs, kNan));
+    const cuda::Buffer partial = to_device(std::vector<float>(outputs * 24, kNan));
+    const cuda::Buffer arrived = to_device(std::vector<uint32_t>(size_t(there.group.rows), 0u));
+    GemvArgs args;
+    args.weights = there.columns();
+    args.inputs = inputs;
+    args.x = x.as<float>();
+    args.threshold = 0.6745f;
+    args.y = y.as<float>();
+    args.workspace = {partial.as<float>(), arrived.as<uint32_t>()};
+    std::vector<float> first;
+    for (int token = 0; token < 1000; ++token) {
+      cuda::launch_gemv(device(), stream(), *there.group.layout, plan, args);
+      if (token % 50 != 0) continue;  // the others follow each other without a pause
+      stream().synchronize();
+      const std::vector<float> now = to_host<float>(y);
+      if (first.empty()) first = now;
+      ASSERT_EQ(std::memcmp(first.data(), now.data(), 1000 * sizeof(float)), 0) << token;
+    }
+  }
+}
+
+TEST_F(CudaGemv, SeventyThousandOutputsAndOffsetsPastTwoGib) {
+  constexpr int64_t kRows = 274, K = 65536, kColumn = 128;  // 70,144 outputs, 2.3e9 bytes of codes
+  const Weight w = make_weight({256, K}, 0, 13, true);
+  const Loaded row = load(w.view);
+  if (device().free_bytes() < (kRows * K + 7) * (kColumn + 16)) GTEST_SKIP() << "SKIPPED: the card is too small";
+  cuda::Buffer codes(device(), (kRows * K + 7) * kColumn, "codes"), headers(device(), kRows * K * 16, "headers");
+  codes.fill(0), headers.fill(0);  // rows of zeros but the last
+  codes.upload(row.group.codes.bytes(), (kRows - 1) * K * kColumn);
+  headers.upload(row.group.headers.bytes(), (kRows - 1) * K * 16);
+  const std::vector<float> x = whole_inputs(K, 14);
+  const cuda::Buffer x_there = to_device(x);
+  for (const Inputs inputs : {Inputs::dense, Inputs::threshold}) {
+    const cuda::Buffer y = to_device(std::vector<float>(size_t(kRows * 256), 0.0f));
+    GemvArgs args;
+    args.weights = {codes.data(), headers.data(), kRows, K};
+    args.inputs = inputs;
+    args.x = x_there.as<float>();
+    args.threshold = 1.5f;
+    args.y = y.as<float>();
+    cuda::launch_gemv(device(), stream(), *row.group.layout,
+                      cuda::default_plan(device().info(), *row.group.layout, args.weights, inputs), args);
+    stream().synchronize();
+    const std::vector<float> result = to_host<float>(y);
+    const std::vector<double> expected = reference(w, x, inputs == Inputs::dense ? every(K) : active_of(x, 1.5f));
+    for (int64_t n = 0; n < (kRows - 1) * 256; ++n) ASSERT_EQ(result[size_t(n)], 0.0f) << n;
+    for (int64_t n = 0; n < 256; ++n)
+      ASSERT_EQ(double(result[size_t((kRows - 1) * 256 + n)]), expected[size_t(n)]) << n;
+  }
+}
+
+TEST_F(CudaGemv, RefusesPlansThatNoKernelHas) {
+  const Weight w = make_weight({256, 4096}, 0, 15, true);
+  const Loaded there = load(w.view);
+  const std::vector<float> x(4096, 1.0f);
+  const layout::Layout& l = *there.group.layout;
+  GemvPlan plan = cuda::kernel_plans(l)[0];
+  GemvArgs args;
+  args.weights = there.columns();
+  for (const int segments : {0, 3, 257}) {
+    plan.segments = segments;
+    EXPECT_THROW(cuda::launch_gemv(device(), stream(), l, plan, args), Error) << segments;
+  }
+  plan.segments = 4;
+  plan.chunk = 7;
+  EXPECT_THROW(cuda::launch_gemv(device(), stream(), l, plan, args), Error);
+}
+
+class CudaDevice : public CudaTest {};
+
+TEST_F(CudaDevice, TooSmallACardIsAnErrorThatSaysWhatIsNeeded) {
+  cuda::Device small({.index = 0, .memory_limit = int64_t{1} << 20});
+  const cuda::Buffer fits(small, 3 << 18, "a part");
+  EXPECT_EQ(small.free_bytes(), 1 << 18);
+  try {
+    const cuda::Buffer more(small, int64_t{3} << 30, "weights of 32 layers");
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("weights of 32 layers: 3.00 GiB of device memory needed"), std::string::npos) << text;
+    EXPECT_NE(text.find("0.00 GiB left of the limit that was given"), std::string::npos) << text;
+  }
+}
+
+TEST_F(CudaDevice, NoSuchDevice) {
+  try {
+    cuda::Device({.index = 99});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("there is no device 99"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace lacuna
