@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "cli/command.h"
+#include "cli/cuda_bench.h"
 #include "cli/profile.h"
 #include "cli/scratch.h"
 #include "cli/sparsity.h"
@@ -38,6 +39,8 @@ struct Options : Common {
   bool spqt = false;
   std::vector<std::string> parts;
   std::string svg;
+  int gpu = 0;
+  double gpu_memory = 0;
 };
 
 /// A file with random weights.
@@ -188,6 +191,21 @@ int report_spqt(const Options& options) {
 }
 
 int bench(const Options& options) {
+  if (options.device == "cuda")
+    return run_cuda_bench({.common = options,
+                           .model = options.model,
+                           .synthetic = options.synthetic,
+                           .layout = options.layout,
+                           .what = options.what,
+                           .act_sparsity = options.sparsity.act_sparsity,
+                           .runs = options.runs,
+                           .tokens = options.tokens,
+                           .n_layers = options.n_layers,
+                           .seed = options.seed,
+                           .deterministic = options.profile.deterministic,
+                           .explain = options.explain,
+                           .device = options.gpu,
+                           .memory_gib = options.gpu_memory});
   check_common(options);
   if (options.sparsity.sparse() && (asked(options, "prefill") || options.tokens > 1))
     throw Error("--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear");
@@ -348,6 +366,18 @@ Action add_bench(CLI::App& program) {
       ->needs(synthetic)
       ->type_name("DIR")
       ->group("Random weights");
+  command->add_option("--gpu", options->gpu, "number of the CUDA device")
+      ->check(CLI::Range(0, 1023))
+      ->capture_default_str()
+      ->type_name("N")
+      ->group("CUDA");
+  command
+      ->add_option("--gpu-memory", options->gpu_memory,
+                   "use at most so many GiB of the device's memory, as a smaller card would; 0: all that is free")
+      ->check(number_in(0, 1e6))
+      ->capture_default_str()
+      ->type_name("GIB")
+      ->group("CUDA");
   add_common(*command, *options);
   return [options, model, synthetic, runs, gen] {
     if (options->spqt) {

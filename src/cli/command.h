@@ -46,7 +46,7 @@ Action add_tune(CLI::App& program);
 Action add_pull(CLI::App& program);
 
 void add_common(CLI::App& command, Common& common);
-/// Throws Error for a device that this build lacks.
+/// Throws Error for a device that the command does not run on.
 void check_common(const Common& common);
 
 /// Thrown when the reader of stdout has gone: the program ends quietly.

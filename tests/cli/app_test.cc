@@ -75,9 +75,33 @@ TEST(App, WrongUsageExitsWith2AndOneLine) {
   for (const std::string& command : kCommands) EXPECT_NE(unknown.err.find(command), std::string::npos) << unknown.err;
 }
 
-TEST(App, CudaIsRefusedInASentence) {
+TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
   for (const char* command : {"inspect", "run"})
-    expect_error({command, kModel, "--device", "cuda", "--json"}, "no CUDA backend yet");
+    expect_error({command, kModel, "--device", "cuda", "--json"}, "use --device cpu");
+  const std::vector<std::string> bench = {"bench", "--device", "cuda", "--json", "--synthetic", "llama-3.2-1b"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), bench.begin(), bench.end());
+    return more;
+  };
+  expect_error(with({"--what", "decode"}), "leave the rest to --device cpu");
+  expect_error(with({"--what", "linear", "--tokens", "2"}), "leave the rest to --device cpu");
+  expect_error({"bench", kModel, "--device", "cuda", "--what", "linear"}, "leave the rest to --device cpu");
+  expect_error(with({"--what", "linear", "--layout", "q4_K"}), "no kernel reads q4_K; those that one reads: zz4_k");
+}
+
+// Without CUDA in the build, without a driver, without a device or on too small a card: one sentence.
+TEST(App, CudaBenchThatCannotRunSaysWhy) {
+  const Finished done = run_lacuna({"bench", "--device", "cuda", "--synthetic", "llama-3.2-1b", "--what", "linear",
+                                    "--layout", "zz4_k", "--gpu-memory", "0.01"});
+  EXPECT_EQ(done.code, 1);
+  EXPECT_EQ(done.out, "");
+  EXPECT_EQ(std::count(done.err.begin(), done.err.end(), '\n'), 1) << done.err;
+  const bool said = std::ranges::any_of(
+      std::vector<std::string>{"this build has no CUDA backend; build with scripts/build.sh --cuda",
+                               "this machine has no NVIDIA driver", "the driver finds no NVIDIA device",
+                               "update the driver", "0.01 GiB left of the limit that was given"},
+      [&](const std::string& words) { return done.err.find(words) != std::string::npos; });
+  EXPECT_TRUE(said) << done.err;
 }
 
 TEST(App, JsonHasTheStableKeys) {
