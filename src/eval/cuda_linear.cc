@@ -32,13 +32,6 @@ constexpr std::string_view kListsReady = ", lists ready", kListKernels = ", list
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-/// How one kind of group runs.
-struct Choice {
-  GemvPlan plan;
-  /// Shares of its weights that the launch before asks for early.
-  double ahead_headers = 0, ahead_codes = 0;
-};
-
 /// What a row of results times.
 enum class Mode { dense, collects, list, list_kernel };
 
@@ -67,10 +60,10 @@ class Bench {
   void upload();
   BenchRow time(Mode mode, std::string& plans);
   /// All launches of a token. whole: the last one leaves the first one's outputs alone.
-  void launch(Mode mode, const std::vector<Choice>& choices, bool keep_first);
-  double check(Mode mode, const std::vector<Choice>& choices);
-  double measure(Mode mode, const std::vector<Choice>& choices, int runs);
-  std::vector<Choice> tune(Mode mode);
+  void launch(Mode mode, const std::vector<GemvPlan>& choices, bool keep_first);
+  double check(Mode mode, const std::vector<GemvPlan>& choices);
+  double measure(Mode mode, const std::vector<GemvPlan>& choices, int runs);
+  std::vector<GemvPlan> tune(Mode mode);
   Columns columns(int64_t layer, size_t kind) const;
   float* outputs(int64_t layer, size_t kind) const {
     return reinterpret_cast<float*>(y_.data() + layer * layer_y_ + kinds_[kind].y_at);
@@ -84,6 +77,7 @@ class Bench {
   std::optional<cuda::Device> device_;
   cuda::Buffer weights_, inputs_, y_, partial_, arrived_;
   std::unique_ptr<cuda::Stream> stream_;
+  std::vector<GemvPlan> list_plans_;
 };
 
 Bench::Bench(const model::ModelShape& shape, ThreadPool& pool, const CudaLinearOptions& options)
@@ -157,7 +151,7 @@ void Bench::upload() {
   inputs_ = cuda::Buffer(*device_, input_bytes_, "inputs");
   y_ = cuda::Buffer(*device_, layer_y_ * n_layers_, "outputs");
   stream_ = std::make_unique<cuda::Stream>(*device_);
-  int64_t rows = 0, segments = 0;
+  int64_t rows = 0, outputs = 0;
   for (const Kind& kind : kinds_) {
     weights_.upload(kind.prepared.codes.bytes(), kind.codes_at);
     weights_.upload(kind.prepared.headers.bytes(), kind.headers_at);
@@ -167,13 +161,11 @@ void Bench::upload() {
                          reinterpret_cast<int32_t*>(inputs_.data() + kind.list_at),
                          reinterpret_cast<int32_t*>(inputs_.data() + kind.count_at));
     rows = std::max(rows, kind.prepared.rows);
-    segments = std::max(segments, kind.prepared.K);
+    outputs = std::max(outputs, kind.outputs());
   }
   for (int64_t layer = 1; layer < n_layers_; ++layer) weights_.copy_within(0, layer * layer_bytes_, layer_bytes_);
   if (options_.deterministic) {
-    int64_t partial = 0;
-    for (const Kind& kind : kinds_) partial = std::max(partial, 4 * kind.outputs() * (kind.prepared.K / 16 + 1));
-    partial_ = cuda::Buffer(*device_, partial, "partial sums");
+    partial_ = cuda::Buffer(*device_, 4 * outputs * cuda::kMostSegments, "partial sums");
     arrived_ = cuda::Buffer(*device_, 4 * rows, "counters");
     arrived_.fill(0);
   }
@@ -186,7 +178,7 @@ Columns Bench::columns(int64_t layer, size_t kind) const {
   return {base + k.codes_at, base + k.headers_at, k.prepared.rows, k.prepared.K};
 }
 
-void Bench::launch(Mode mode, const std::vector<Choice>& choices, bool keep_first) {
+void Bench::launch(Mode mode, const std::vector<GemvPlan>& choices, bool keep_first) {
   const size_t kinds = kinds_.size();
   for (int64_t layer = 0; layer < n_layers_; ++layer) {
     for (size_t i = 0; i < kinds; ++i) {
@@ -206,23 +198,16 @@ void Bench::launch(Mode mode, const std::vector<Choice>& choices, bool keep_firs
         args.zero = outputs(next_layer, next);
         args.zero_count = kinds_[next].outputs();
       }
-      if (!last) {
-        const Choice& c = choices[next];
-        const double segment = double(kinds_[next].prepared.K) / c.plan.segments;
-        args.ahead = {columns(next_layer, next), c.plan.segments, int64_t(segment * c.ahead_headers),
-                      int64_t(segment * c.ahead_codes)};
-        if (args.ahead.header_columns + args.ahead.code_columns == 0) args.ahead = {};
-      }
       if (options_.deterministic) args.workspace = {partial_.as<float>(), arrived_.as<uint32_t>()};
       if (mode == Mode::list_kernel)
         cuda::collect_active(*device_, *stream_, args.x, kind.prepared.K, nullptr, kind.threshold,
                              const_cast<int32_t*>(args.list), const_cast<int32_t*>(args.count));
-      cuda::launch_gemv(*device_, *stream_, layout_, choices[i].plan, args);
+      cuda::launch_gemv(*device_, *stream_, layout_, choices[i], args);
     }
   }
 }
 
-double Bench::check(Mode mode, const std::vector<Choice>& choices) {
+double Bench::check(Mode mode, const std::vector<GemvPlan>& choices) {
   y_.fill(0xff);  // not numbers
   const std::vector<std::byte> zeros(size_t(4 * kinds_[0].outputs()));
   y_.upload(zeros, kinds_[0].y_at);  // every other one is cleared by the launch before
@@ -252,7 +237,7 @@ double Bench::check(Mode mode, const std::vector<Choice>& choices) {
   return worst;
 }
 
-double Bench::measure(Mode mode, const std::vector<Choice>& choices, int runs) {
+double Bench::measure(Mode mode, const std::vector<GemvPlan>& choices, int runs) {
   cuda::Graph graph(*stream_, [&] { launch(mode, choices, false); });
   cuda::Stopwatch watch;
   std::vector<double> times;
@@ -266,71 +251,54 @@ double Bench::measure(Mode mode, const std::vector<Choice>& choices, int runs) {
   return times[times.size() / 2];
 }
 
-std::vector<Choice> Bench::tune(Mode mode) {
-  const auto plans = cuda::kernel_plans(layout_);
+std::vector<GemvPlan> Bench::tune(Mode mode) {
+  const auto kernels = cuda::kernel_plans(layout_);
   const bool sparse = mode != Mode::dense;
-  const auto filled = [&](size_t i, GemvPlan plan, double fill) -> std::optional<GemvPlan> {
-    const int64_t K = kinds_[i].prepared.K;
-    plan.segments =
-        int(fill * device_->info().multiprocessors * plan.resident / plan.warps / double(kinds_[i].prepared.rows));
-    plan.segments = int(std::max<int64_t>(plan.segments, (K + cuda::kSegmentColumns - 1) / cuda::kSegmentColumns));
-    if (K / plan.segments < 16) return std::nullopt;
+  /// `plan` with so many segments that its warps fill the device so far.
+  const auto filled = [&](size_t i, GemvPlan plan, double fill) {
+    const int64_t K = kinds_[i].prepared.K, least = (K + cuda::kSegmentColumns - 1) / cuda::kSegmentColumns;
+    const double all = fill * device_->info().multiprocessors * plan.resident / plan.warps;
+    plan.segments = int(std::clamp<int64_t>(int64_t(all / double(kinds_[i].prepared.rows)), least,
+                                            std::max<int64_t>(least, std::min<int64_t>(K / 16, cuda::kMostSegments))));
     return plan;
   };
-  std::vector<Choice> best;
+  const auto with = [](GemvPlan plan, float headers, float codes) {
+    plan.early_headers = headers, plan.early_codes = codes;
+    return plan;
+  };
+  std::vector<GemvPlan> best;
   for (size_t i = 0; i < kinds_.size(); ++i)
-    best.push_back({cuda::default_plan(device_->info(), layout_, columns(0, i), Inputs::dense), 1, sparse ? 0.3 : 0.2});
-  double least = measure(mode, best, 5);
-  const auto attempt = [&](const std::vector<Choice>& tried) {
-    const double ms = measure(mode, tried, 5);
+    best.push_back(
+        cuda::default_plan(device_->info(), layout_, columns(0, i), sparse ? Inputs::threshold : Inputs::dense));
+  constexpr int kRuns = 3;
+  double least = measure(mode, best, kRuns);
+  const auto attempt = [&](size_t i, const GemvPlan& plan) {
+    if (plan == best[i]) return;
+    std::vector<GemvPlan> tried = best;
+    tried[i] = plan;
+    const double ms = measure(mode, tried, kRuns);
     if (ms < least * 0.998) {
       least = ms;
-      best = tried;
-      return true;
+      best = std::move(tried);
     }
-    return false;
   };
-  for (const GemvPlan& plan : plans) {  // one for all kinds
-    for (const double fill : {0.8, 1.0}) {
-      std::vector<Choice> tried = best;
-      for (size_t i = 0; i < kinds_.size(); ++i)
-        if (const auto p = filled(i, plan, fill)) tried[i].plan = *p;
-      attempt(tried);
-    }
-  }
-  for (const double codes : {0.0, 0.1, 0.2, 0.4, 0.6}) {
-    std::vector<Choice> tried = best;
-    for (Choice& choice : tried) choice.ahead_codes = codes;
-    attempt(tried);
-  }
   for (int round = 0; round < 2; ++round) {
     for (size_t i = 0; i < kinds_.size(); ++i) {
-      for (const GemvPlan& plan : plans) {
-        for (const double fill : {0.5, 0.66, 0.75, 0.9, 1.0, 1.5, 2.0}) {
-          std::vector<Choice> tried = best;
-          const auto p = filled(i, plan, fill);
-          if (!p || *p == best[i].plan) continue;
-          tried[i].plan = *p;
-          attempt(tried);
-        }
-      }
-      for (const double codes : {0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6}) {
-        std::vector<Choice> tried = best;
-        tried[i].ahead_codes = codes;
-        attempt(tried);
-      }
-      for (const double headers : {0.0, 1.0}) {
-        std::vector<Choice> tried = best;
-        tried[i].ahead_headers = headers;
-        attempt(tried);
-      }
+      for (const GemvPlan& kernel : kernels)
+        for (const double fill : {0.35, 0.5, 0.66, 0.8, 1.0, 1.5})
+          attempt(i, filled(i, with(kernel, best[i].early_headers, best[i].early_codes), fill));
+      if (!sparse) continue;
+      for (const float codes : {0.0f, 0.1f, 0.2f, 0.3f, 0.5f}) attempt(i, with(best[i], 1, codes));
+      attempt(i, with(best[i], 0, best[i].early_codes));
     }
   }
   return best;
 }
 
 BenchRow Bench::time(Mode mode, std::string& plans) {
-  const std::vector<Choice> choices = tune(mode);
+  // Lists are read in the same way whoever makes them.
+  const std::vector<GemvPlan> choices = mode == Mode::list_kernel ? list_plans_ : tune(mode);
+  if (mode == Mode::list) list_plans_ = choices;
   BenchRow row;
   row.bench = "linear";
   row.what = fmt::format("{} layers", n_layers_);
@@ -350,8 +318,7 @@ BenchRow Bench::time(Mode mode, std::string& plans) {
   row.bytes = int64_t((all - skipped) * double(n_layers_));
   row.act_sparsity = skipped / all;
   for (size_t i = 0; i < kinds_.size(); ++i)
-    plans += fmt::format("{}{}: {}, ahead {:.0f}% of headers, {:.0f}% of codes", i == 0 ? "" : "; ", kinds_[i].name,
-                         describe(choices[i].plan), 100 * choices[i].ahead_headers, 100 * choices[i].ahead_codes);
+    plans += fmt::format("{}{}: {}", i == 0 ? "" : "; ", kinds_[i].name, describe(choices[i]));
 
   cuda::Graph graph(*stream_, [&] { launch(mode, choices, false); });
   cuda::Stopwatch watch;

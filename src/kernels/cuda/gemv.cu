@@ -20,8 +20,8 @@ std::span<const GemvKernel> kernels_of(const layout::Layout& layout) {
   return {};
 }
 
-// A warp's share of a list is computed in 32 bits: inputs (prepared.cc) * segments * warps < 2^32.
-constexpr int kMostSegments = 256;
+// A warp's share of a list is computed in 32 bits: inputs (prepared.cc) * segments * warps.
+static_assert(kSegmentColumns * kMostSegments * kMostSegments * 8 < int64_t{1} << 32);
 constexpr int64_t kMostRows = 65535;
 
 int least_segments(int64_t K) { return int((K + kSegmentColumns - 1) / kSegmentColumns); }
@@ -37,25 +37,20 @@ GemvParams make_params(const ColumnForm& form, const GemvPlan& plan, const GemvA
   p.K = int(args.weights.K), p.segments = plan.segments;
   p.segment_columns = int(segment_columns(args.weights.K, plan.segments));
   p.share_factor = share_factor(unsigned(plan.segments * plan.warps));
+  const auto early = [&](float share, int64_t bytes) { return unsigned(share * float(p.segment_columns * bytes)); };
+  p.early_codes = early(plan.early_codes, form.code_bytes);
+  p.early_headers = early(plan.early_headers, form.header_bytes);
   p.zero_quads = unsigned(args.zero_count / 4);
   p.workspace = args.workspace;
-  if (const Ahead& ahead = args.ahead; ahead.segments > 0) {
-    p.ahead_codes = ahead.weights.codes, p.ahead_headers = ahead.weights.headers;
-    p.ahead_rows = int(ahead.weights.rows), p.ahead_K = int(ahead.weights.K), p.ahead_segments = ahead.segments;
-    p.ahead_code_stride = unsigned(form.code_bytes), p.ahead_header_stride = unsigned(form.header_bytes);
-    const int64_t most = segment_columns(ahead.weights.K, ahead.segments);
-    p.ahead_segment_columns = int(most);
-    p.ahead_code_bytes = unsigned(std::min(ahead.code_columns, most) * form.code_bytes) & ~15u;
-    p.ahead_header_bytes = unsigned(std::min(ahead.header_columns, most) * form.header_bytes) & ~15u;
-  }
   return p;
 }
 
 }  // namespace
 
 std::string describe(const GemvPlan& plan) {
-  return fmt::format("{} segments, {} warps, {} columns in flight, {} resident", plan.segments, plan.warps, plan.chunk,
-                     plan.resident);
+  return fmt::format(
+      "{} segments, {} warps, {} columns in flight, {} resident, {:.0f}% of headers and {:.0f}% of codes early",
+      plan.segments, plan.warps, plan.chunk, plan.resident, 100 * plan.early_headers, 100 * plan.early_codes);
 }
 
 std::span<const GemvPlan> kernel_plans(const layout::Layout& layout) {
@@ -66,12 +61,13 @@ std::span<const GemvPlan> kernel_plans(const layout::Layout& layout) {
   return plans;
 }
 
-GemvPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Columns& weights, Inputs) {
+GemvPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Columns& weights, Inputs inputs) {
   GemvPlan plan = kernels_of(layout)[0].plan;
   const int64_t blocks = int64_t{device.multiprocessors} * plan.resident / plan.warps;
-  const int64_t most = std::max<int64_t>(1, weights.K / (4 * plan.warps));
+  const int64_t most = std::clamp<int64_t>(weights.K / (4 * plan.warps), 1, kMostSegments);
   plan.segments = int(std::max<int64_t>(least_segments(weights.K),
                                         std::clamp<int64_t>(blocks / std::max<int64_t>(1, weights.rows), 1, most)));
+  if (inputs != Inputs::dense) plan.early_headers = 1, plan.early_codes = 0.15f;
   return plan;
 }
 

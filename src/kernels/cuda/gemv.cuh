@@ -32,25 +32,12 @@ struct GemvParams {
   unsigned share_factor;             // of segments * warps
   unsigned zero_quads;               // of 4 floats
   Workspace workspace;
-  const std::byte *ahead_codes, *ahead_headers;
-  int ahead_rows, ahead_K, ahead_segments, ahead_segment_columns;
-  unsigned ahead_code_bytes, ahead_header_bytes;    // of a segment
-  unsigned ahead_code_stride, ahead_header_stride;  // of a column
+  unsigned early_codes, early_headers;  // bytes of a segment
 };
 
-/// Asks for the beginnings of the next weights' segments. Two threads of the block.
-__device__ __forceinline__ void fetch_ahead(const GemvParams& p) {
-  const bool codes = threadIdx.x == 0;
-  const std::byte* from = codes ? p.ahead_codes : p.ahead_headers;
-  const unsigned bytes = codes ? p.ahead_code_bytes : p.ahead_header_bytes;
-  const unsigned stride = codes ? p.ahead_code_stride : p.ahead_header_stride;
-  if (bytes == 0) return;
-  const int pieces = p.ahead_rows * p.ahead_segments, blocks = int(gridDim.x * gridDim.y);
-  for (int i = int(blockIdx.y * gridDim.x + blockIdx.x); i < pieces; i += blocks) {
-    const int r = i / p.ahead_segments, k0 = (i - r * p.ahead_segments) * p.ahead_segment_columns;
-    if (k0 + p.ahead_segment_columns > p.ahead_K) continue;
-    prefetch_l2(from + ((size_t(r) * size_t(p.ahead_K) + size_t(k0)) * stride & ~size_t{15}), bytes);
-  }
+/// Asks for the first bytes of the block's segment, in L2.
+__device__ __forceinline__ void fetch_early(const std::byte* from, unsigned bytes) {
+  for (unsigned at = threadIdx.x * 128; at < bytes; at += blockDim.x * 128) prefetch_l2(from + at);
 }
 
 /// A block's active columns of [k0, k0 + n), ascending, with their inputs.
@@ -122,6 +109,13 @@ __device__ __forceinline__ float sum_to_groups(float (&sums)[kGroups]) {
   return sums[0];
 }
 
+/// Sets the block's part of what a later launch adds to to zeros.
+__device__ __forceinline__ void clear(const GemvParams& p) {
+  const unsigned block = blockIdx.y * gridDim.x + blockIdx.x, threads = gridDim.x * gridDim.y * blockDim.x;
+  for (unsigned i = block * blockDim.x + threadIdx.x; i < p.zero_quads; i += threads)
+    reinterpret_cast<float4*>(p.zero)[i] = make_float4(0, 0, 0, 0);
+}
+
 /// Adds the block's sums to y, or, with a workspace, stores them: the block that comes last adds up those of its
 /// superblock row in the order of the segments. v: of outputs 4t to 4t + 3, thread t < 64.
 __device__ __forceinline__ void store_sums(const GemvParams& p, int r, int s, float4 v) {
@@ -174,6 +168,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
   if constexpr (kInputs == Inputs::dense) {
     begin = n * w / kWarps, end = n * (w + 1) / kWarps;
   } else {
+    // Memory has little to do until the kernels before have ended, and much of this will be read.
+    const size_t skipped = kInputs == Inputs::list ? size_t(min(k0, p.K)) : 0;
+    fetch_early(headers + skipped * Frag::kHeaderBytes, min(p.early_headers, unsigned(n) * Frag::kHeaderBytes));
+    fetch_early(codes + skipped * Frag::kCodeBytes, min(p.early_codes, unsigned(n) * Frag::kCodeBytes));
     wait_for_predecessors();
     if constexpr (kInputs == Inputs::list) {
       const unsigned count = unsigned(__ldcg(p.count)), i = unsigned(s * kWarps + w);
@@ -278,15 +276,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
     __syncwarp();
   }
   if (!waited) wait_for_predecessors();
-  if (threadIdx.x == 0 || threadIdx.x == kWarpSize) fetch_ahead(p);
 
   const float min_sum = sum_to_groups(mins);
   float4* const mine = reinterpret_cast<float4*>(&sums_of_warps[w][lane * 8]);
   mine[0] = make_float4(sums[0] - min_sum, sums[1] - min_sum, sums[2] - min_sum, sums[3] - min_sum);
   mine[1] = make_float4(sums[4] - min_sum, sums[5] - min_sum, sums[6] - min_sum, sums[7] - min_sum);
-  const unsigned block = blockIdx.y * gridDim.x + blockIdx.x, threads = gridDim.x * gridDim.y * blockDim.x;
-  for (unsigned i = block * blockDim.x + threadIdx.x; i < p.zero_quads; i += threads)
-    reinterpret_cast<float4*>(p.zero)[i] = make_float4(0, 0, 0, 0);
+  clear(p);
   __syncthreads();
   float4 sum = make_float4(0, 0, 0, 0);
   if (threadIdx.x < 64) {

@@ -30,17 +30,12 @@ struct GemvPlan {
   int warps = 8, chunk = 32;
   int resident = 24;  // warps that a multiprocessor holds: what the registers are counted for
   int segments = 1;
+  /// Shares of each segment's headers and codes that a sparse launch asks for before it knows which columns count,
+  /// while the launch before it ends and memory is idle. Dense launches load all weights early as they are.
+  float early_headers = 0, early_codes = 0;
   bool operator==(const GemvPlan&) const = default;
 };
 std::string describe(const GemvPlan& plan);
-
-/// Weights that a later launch will read and that the device may fetch into its cache while memory would be idle: of
-/// each of `segments` ranges of the columns the first `header_columns` headers and `code_columns` codes.
-struct Ahead {
-  Columns weights;
-  int segments = 0;  // 0: nothing
-  int64_t header_columns = 0, code_columns = 0;
-};
 
 /// Sums in a fixed order: every run gives the same bits. Without it blocks add to y as they end.
 struct Workspace {
@@ -62,7 +57,6 @@ struct GemvArgs {
   /// Set to zeros on the way, for a launch after this one. A multiple of 4 floats, aligned to 16 bytes.
   float* zero = nullptr;
   int64_t zero_count = 0;
-  Ahead ahead;
   Workspace workspace;
 };
 
@@ -70,8 +64,8 @@ struct GemvArgs {
 std::span<const GemvPlan> kernel_plans(const layout::Layout& layout);
 /// A good one for shape and device.
 GemvPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Columns& weights, Inputs inputs);
-/// Columns that a segment may have.
-inline constexpr int64_t kSegmentColumns = 1024;
+/// Columns that a segment may have, and how many segments there may be.
+inline constexpr int64_t kSegmentColumns = 1024, kMostSegments = 256;
 
 /// The product. Each factor x * scale is rounded to f16 twice and sums of eight products are f16's, relative to the
 /// largest factor of the chunk: about 7e-4 of the result's size; sums beyond are f32. |x * d| from 2^102 on counts as

@@ -50,15 +50,8 @@ __device__ __forceinline__ void wait_for_predecessors() {
 #endif
 }
 
-/// Asks for bytes [0, size) of `from` in L2. from, size: multiples of 16. One thread.
-__device__ __forceinline__ void prefetch_l2(const void* from, uint32_t size) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(size) : "memory");
-#else
-  for (uint32_t at = 0; at < size; at += 128)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(from) + at) : "memory");
-#endif
-}
+/// Asks for a cache line in L2.
+__device__ __forceinline__ void prefetch_l2(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 /// *to += v, without an answer. to: aligned to 16 bytes.
 __device__ __forceinline__ void reduce_add(float* to, float4 v) {

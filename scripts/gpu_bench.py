@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Times `lacuna bench --device cuda --what linear` for several shapes and sparsities, and PyTorch's int4 kernel (torch._weight_int4pack_mm, groups of
+128) on the same layers of the same device in the same run: a CUDA graph of one token, every layer's weights in memory of their own, results checked
+first. Prints a table; --out keeps {command, commit, date, device, driver, rows}."""
+import argparse
+import datetime
+import json
+import pathlib
+import shlex
+import statistics
+import subprocess
+import sys
+
+# layers, then N x K of the groups of one layer: q+k+v, o, gate+up, down.
+SHAPES = {
+    "llama-2-7b": (32, [(12288, 4096), (4096, 4096), (22016, 4096), (4096, 11008)]),
+    "llama-3-8b": (32, [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]),
+    "llama-2-13b": (40, [(15360, 5120), (5120, 5120), (27648, 5120), (5120, 13824)]),
+    "llama-2-70b": (40, [(10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)]),  # 40 of its 80 layers
+}
+GROUP = 128
+
+
+def lacuna_rows(program: str, shape: str, sparsity: float, runs: int) -> list[dict]:
+    command = [program, "bench", "--synthetic", shape, "--device", "cuda", "--what", "linear", "--layout", "zz4_k", "--json", "--runs", str(runs),
+               "--layers", str(SHAPES[shape][0])]
+    if sparsity:
+        command += ["--act-sparsity", f"{sparsity:g}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"error: {shlex.join(command)}: {done.stderr.strip()}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def torch_row(shape: str, runs: int) -> dict | None:
+    try:
+        import torch
+    except ImportError:
+        print("PyTorch is not here: its kernel is left out", file=sys.stderr)
+        return None
+    layers, groups = SHAPES[shape]
+    torch.manual_seed(0)
+    copies, inputs, worst, total = [], [], 0.0, 0
+    for n, k in groups:
+        codes = torch.randint(0, 16, (n, k), dtype=torch.int32, device="cuda")
+        packed = torch._convert_weight_to_int4pack((codes[:, 0::2] << 4 | codes[:, 1::2]).to(torch.uint8), 8)
+        scales = (torch.rand(k // GROUP, n, 2, device="cuda") * 0.01 + 0.001).to(torch.bfloat16)
+        x = torch.randn(1, k, device="cuda").to(torch.bfloat16)
+        weight = (codes.float() - 8).view(n, k // GROUP, GROUP) * scales[:, :, 0].t().float()[:, :, None] + scales[:, :, 1].t().float()[:, :, None]
+        exact = x.double() @ weight.view(n, k).double().t()
+        result = torch._weight_int4pack_mm(x, packed, GROUP, scales).double()
+        worst = max(worst, float((result - exact).norm() / exact.norm()))
+        del weight, codes
+        copies.append([(packed.clone(), scales.clone()) for _ in range(layers)])
+        inputs.append(x)
+        total += layers * (packed.numel() * packed.element_size() + scales.numel() * 2)
+    if not worst < 0.02:
+        sys.exit(f"error: torch._weight_int4pack_mm is off by {worst:.3g}")
+
+    def token():
+        for layer in range(layers):
+            for x, copy in zip(inputs, copies):
+                torch._weight_int4pack_mm(x, copy[layer][0], GROUP, copy[layer][1])
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        token()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        token()
+    times = []
+    for run in range(runs + 3):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if run >= 3:
+            times.append(begin.elapsed_time(end))
+    median = statistics.median(times)
+    row = {"bench": "linear", "what": f"{layers} layers, torch._weight_int4pack_mm", "shape": shape, "layout": "int4 g128", "act_sparsity": 0.0,
+           "device": "cuda", "median_ms": median, "min_ms": min(times), "max_ms": max(times), "runs": runs, "bytes": total,
+           "gb_s": total / median / 1e6, "tok_s": 1e3 / median, "checked": True, "deviation": worst, "gpu": torch.cuda.get_device_name(0)}
+    del graph, copies
+    torch.cuda.empty_cache()
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lacuna", required=True, help="the program, built with the CUDA backend")
+    parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="default: all four")
+    parser.add_argument("--sparsity", default="0,25,40,50,65", help="percentages, separated by commas")
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--commit", help="what the program was built from; default: git's HEAD")
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file, such as docs/results/spqt-cuda-linear.json")
+    args = parser.parse_args()
+    rows = []
+    for shape in args.shape or list(SHAPES):
+        peer = torch_row(shape, args.runs)
+        if peer:
+            rows.append(peer)
+        for sparsity in args.sparsity.split(","):
+            rows += lacuna_rows(args.lacuna, shape, float(sparsity), args.runs)
+        for row in [row for row in rows if row["shape"] == shape]:
+            if peer:
+                row["speedup_over_int4pack"] = round(peer["median_ms"] / row["median_ms"], 3)
+            ratio = f"{row['speedup_over_int4pack']:.2f}x" if peer else ""
+            ceiling = f"{100 * row['gb_s'] / row['ceiling_gb_s']:.0f}%" if "ceiling_gb_s" in row else ""
+            print(f"{shape:<12} {100 * row['act_sparsity']:4.0f}%  {row['what']:<44} {row['median_ms']:8.4f} ms ({row['min_ms']:.4f} to {row['max_ms']:.4f})  "
+                  f"{row['gb_s']:7.1f} GB/s {ceiling:>4} {ratio:>6}", flush=True)
+    if args.out:
+        commit = args.commit or subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+        query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True, capture_output=True, text=True)
+        device, driver = (part.strip() for part in query.stdout.splitlines()[0].split(","))
+        out = {"command": shlex.join(["scripts/gpu_bench.sh", *(a for a in sys.argv[1:] if a not in ("--lacuna", args.lacuna))]), "commit": commit,
+               "date": datetime.date.today().isoformat(), "device": device, "driver": driver, "rows": rows}
+        args.out.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

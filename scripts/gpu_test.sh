@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Builds the tests with the CUDA backend and runs those that need a device, on a machine with an NVIDIA GPU. A test that skips is a failure.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  cat <<'TXT'
+usage: scripts/gpu_test.sh [--tests PROGRAM] [--sanitize]
+  --tests PROGRAM   run this kernels_test instead of building one
+  --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), about a minute
+TXT
+}
+tests="" sanitize=0
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h | --help) usage; exit 0 ;;
+    --tests) tests=${2:?--tests needs a program}; shift ;;
+    --sanitize) sanitize=1 ;;
+    *) printf 'error: unknown option %s\n' "$1" >&2; usage >&2; exit 2 ;;
+  esac
+  shift
+done
+if [ -z "$tests" ]; then
+  scripts/build.sh --cuda kernels_test
+  tests=build/release/kernels_test
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+# run NAME COMMAND...: prints the output where it fails or skips, else its last lines.
+run() {
+  local name=$1
+  shift
+  if ! "$@" >"$log" 2>&1 || grep -q '^\[  SKIPPED \]' "$log"; then
+    cat "$log"
+    printf 'error: %s failed, or tests skipped\n' "$name" >&2
+    exit 1
+  fi
+  printf '%s: ' "$name"
+  grep -E '^\[  PASSED  \]|ERROR SUMMARY|RACECHECK SUMMARY' "$log" | paste -sd' '
+}
+
+run "GPU tests" "$tests" '--gtest_filter=Cuda*'
+if [ "$sanitize" -eq 1 ]; then
+  run memcheck compute-sanitizer --error-exitcode 1 --tool memcheck "$tests" \
+    '--gtest_filter=CudaGemv.EveryActiveCount:CudaGemv.Large*:CudaGemv.NonFinite*:CudaGemv.Equal*:CudaCollectActive.*'
+  run racecheck compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" '--gtest_filter=CudaGemv.Large*:CudaGemv.Equal*:CudaCollectActive.Nine*'
+fi
