@@ -114,8 +114,9 @@ def main() -> int:
         commit = args.commit or subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
         query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True, capture_output=True, text=True)
         device, driver = (part.strip() for part in query.stdout.splitlines()[0].split(","))
-        out = {"command": shlex.join(["scripts/gpu_bench.sh", *(a for a in sys.argv[1:] if a not in ("--lacuna", args.lacuna))]), "commit": commit,
-               "date": datetime.date.today().isoformat(), "device": device, "driver": driver, "rows": rows}
+        command = ["scripts/gpu_bench.sh", *(f"--shape={shape}" for shape in args.shape or []), f"--sparsity={args.sparsity}", f"--runs={args.runs}"]
+        out = {"command": shlex.join(command), "commit": commit, "date": datetime.date.today().isoformat(), "device": device, "driver": driver,
+               "rows": rows}
         args.out.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
     return 0
 
