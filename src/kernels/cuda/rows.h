@@ -1,0 +1,76 @@
+// src/kernels/cuda/rows.h - weights of a row layout on a device: y[N] = W[N,K] x[K] (+ bias) of one token, and rows of
+// an embedding. Plain C++.
+//
+// Prepared form. A row's blocks are split into planes, each aligned to 16 bytes in its row: all codes of the row, then
+// all high bits, then all scales, so that the lanes of a warp read 16 bytes each, side by side. Columns 32u to 32u + 31
+// are unit u. Codes of a unit, 16 bytes: byte j holds bits 0..3 of weight j (low nibble) and of weight j + 16. What is
+// above (and all of 2- and 3-bit codes), one or two bits a weight: bit (or pair of bits) t of byte b belongs to weight
+// 4t + b. As many bytes as the canonical blocks, but for q3_K (scales in whole bytes) and a row's padding.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/thread_pool.h"
+#include "kernels/cuda/device.h"
+#include "layout/layout.h"
+
+namespace lacuna::cuda {
+
+inline constexpr int kMostPlanes = 4;
+struct RowPlane {
+  int64_t bytes = 0;    // of one entry
+  int64_t columns = 1;  // that an entry is of
+};
+struct RowForm {
+  layout::Id id;
+  RowPlane planes[kMostPlanes];
+  /// Splits one canonical block: writes its part of every plane. nullptr: the canonical row is the only plane.
+  void (*split)(const std::byte* block, std::byte* const* planes);
+};
+/// Throws Error for a layout that is no row layout.
+const RowForm& row_form(const layout::Layout& layout);
+/// Where each plane starts in a prepared row of K columns, then the bytes of the row: a multiple of 16.
+struct RowPlaces {
+  int64_t plane[kMostPlanes] = {};
+  int64_t row_bytes = 0;
+};
+RowPlaces row_places(const layout::Layout& layout, int64_t K);
+
+/// bytes: canonical, shape.N rows; out: shape.N * row_places(layout, shape.K).row_bytes bytes.
+void prepare_rows(const layout::Layout& layout, layout::Shape shape, std::span<const std::byte> bytes, ThreadPool& pool,
+                  std::byte* out);
+
+/// Prepared rows in device memory, aligned to 16 bytes.
+struct Rows {
+  const layout::Layout* layout = nullptr;
+  const std::byte* data = nullptr;
+  int64_t N = 0, K = 0;
+};
+
+/// A weight matrix of a group that reads one input (q, k, v; gate, up).
+struct RowsPart {
+  Rows weights;
+  const float* bias = nullptr;  // [N]
+  float* y = nullptr;           // [N]
+};
+
+struct RowsArgs {
+  std::span<const RowsPart> parts;  // of one K; those of one layout that follow each other run together
+  const float* x = nullptr;         // [K], aligned to 16 bytes
+  /// > 0: inputs that are not active are taken as zeros (kernels/active.h). Every byte of W is read all the same.
+  float threshold = 0;
+  const float* norms = nullptr;  // [K]
+};
+
+/// The product, at most 4 parts. Sums are f32 in a fixed order: every run gives the same bits. Where x or a scale is
+/// not finite the results that depend on it are not finite. On compute capability 9.0 the launch may begin before the
+/// one before it in the stream has ended; it waits for it before it reads x or writes y.
+void launch_rows(const Device& device, Stream& stream, const RowsArgs& args);
+
+/// out[m] = row ids[m] of the matrix, as layout::decode_rows gives it, bit for bit. ids: [M], out: [M, K]; an id
+/// outside [0, N) gives NaN.
+void launch_embed(const Device& device, Stream& stream, const Rows& rows, const int32_t* ids, int64_t M, float* out);
+
+}  // namespace lacuna::cuda

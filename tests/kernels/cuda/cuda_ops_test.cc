@@ -1,0 +1,508 @@
+// tests/kernels/cuda_ops_test.cc - every op of the CUDA backend against the CPU's or double precision.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/rng.h"
+#include "core/scalar.h"
+#include "kernels/active.h"
+#include "kernels/cuda/ops.h"
+#include "kernels/cuda_memory.h"
+#include "kernels/ops.h"
+
+namespace lacuna {
+namespace {
+
+using test::device;
+using test::OnDevice;
+using test::stream;
+
+constexpr double kEps = 0x1p-24;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+ThreadPool& pool() {
+  static ThreadPool two(2);
+  return two;
+}
+
+std::vector<float> random(int64_t count, uint64_t seed, double scale = 1) {
+  Rng rng(seed);
+  std::vector<float> out(static_cast<size_t>(count));
+  for (float& v : out) v = float(rng.normal() * scale);
+  return out;
+}
+
+/// The list that a kernel wrote, and that of the CPU for the values it is of.
+struct List {
+  OnDevice<int32_t> list, count{1};
+  cuda::Collect collect;
+  std::vector<float> norms;
+  std::vector<OnDevice<float>> norms_there;
+  List(int64_t K, float t, bool with_norms) : list(size_t(K)) {
+    collect = {t, nullptr, list.data(), count.data()};
+    if (!with_norms) return;
+    norms = random(K, 99);
+    for (float& n : norms) n = std::abs(n);
+    norms_there.emplace_back(norms);
+    collect.norms = norms_there[0].data();
+  }
+  void expect_of(const std::vector<float>& values, const std::string& what) const {
+    const auto K = int64_t(values.size());
+    std::vector<int32_t> expected(values.size());
+    expected.resize(size_t(kernels::collect_active(pool(), values.data(), 1, K, norms.empty() ? nullptr : norms.data(),
+                                                   collect.threshold, expected.data())));
+    const auto got_count = count.values()[0];
+    ASSERT_EQ(got_count, int32_t(expected.size())) << what;
+    auto got = list.values();
+    got.resize(size_t(got_count));
+    ASSERT_EQ(got, expected) << what;
+  }
+};
+
+class CudaWidth : public testing::TestWithParam<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(Odd, CudaWidth,
+                         testing::Values(1, 3, 10, 63, 64, 576, 1000, 1027, 2048, 4096, 5120, 8192, 11008, 14336, 28672,
+                                         32767, 32768));
+
+TEST_P(CudaWidth, RmsNormAfterASum) {
+  LACUNA_NEED_DEVICE();
+  const int64_t K = GetParam();
+  for (const int64_t M : {1, 2, 5}) {
+    for (const bool with_add : {false, true}) {
+      const auto x = random(M * K, 1), add = random(M * K, 2), w = random(K, 3);
+      OnDevice<float> x_there(x), zeros(size_t{1000});
+      const OnDevice<float> add_there(add), w_there(w), y(size_t(M * K));
+      const List list(K, 0.4f, M == 1 && with_add);
+      cuda::NormArgs args;
+      args.x = x_there.data();
+      args.add = with_add ? add_there.data() : nullptr;
+      args.weight = w_there.data();
+      args.eps = 1e-5f;
+      args.M = M;
+      args.K = K;
+      args.y = y.data();
+      args.zero = {zeros.data(), 1000};
+      if (M == 1) args.collect = list.collect;
+      cuda::launch_norm(device(), stream(), args);
+      const auto got = y.values(), sums = x_there.values();
+      for (int64_t m = 0; m < M; ++m) {
+        double squares = 0;
+        for (int64_t k = 0; k < K; ++k) {
+          const auto i = size_t(m * K + k);
+          const float sum = with_add ? x[i] + add[i] : x[i];
+          ASSERT_EQ(sums[i], sum);
+          squares += double(sum) * sum;
+        }
+        const double inverse = 1 / std::sqrt(squares / double(K) + double(1e-5f));
+        for (int64_t k = 0; k < K; ++k) {
+          const auto i = size_t(m * K + k);
+          const double expected = sums[i] * inverse * w[size_t(k)];
+          // A thread adds at most 32 squares, then 5 + 5 + 8 sums; halved by the root; then a handful.
+          ASSERT_NEAR(got[i], expected, std::abs(expected) * kEps * 40) << m << ' ' << k;
+        }
+      }
+      EXPECT_EQ(zeros.values(), std::vector<float>(1000, 0.0f));
+      if (M == 1) list.expect_of(got, "norm");
+    }
+  }
+}
+
+TEST_P(CudaWidth, LayerNorm) {
+  LACUNA_NEED_DEVICE();
+  const int64_t K = GetParam();
+  for (const int64_t M : {1, 3}) {
+    auto x = random(M * K, 3);
+    for (float& v : x) v += 3;
+    const auto w = random(K, 4), b = random(K, 5);
+    const OnDevice<float> x_there(x), w_there(w), b_there(b);
+    cuda::NormArgs args;
+    args.x = x_there.data();
+    args.weight = w_there.data();
+    args.bias = b_there.data();
+    args.eps = 1e-3f;
+    args.M = M;
+    args.K = K;
+    args.y = x_there.data();  // in place
+    cuda::launch_norm(device(), stream(), args);
+    const auto got = x_there.values();
+    for (int64_t m = 0; m < M; ++m) {
+      const float* row = x.data() + m * K;
+      double mean = 0, squares = 0;
+      for (int64_t k = 0; k < K; ++k) mean += row[k] / double(K);
+      for (int64_t k = 0; k < K; ++k) squares += (row[k] - mean) * (row[k] - mean);
+      const double inverse = 1 / std::sqrt(squares / double(K) + double(1e-3f));
+      for (int64_t k = 0; k < K; ++k) {
+        const double centred = row[k] - mean, expected = centred * inverse * w[size_t(k)] + b[size_t(k)];
+        const double size =
+            (std::abs(centred) + 3 + std::abs(mean)) * inverse * std::abs(w[size_t(k)]) + std::abs(expected);
+        ASSERT_NEAR(got[size_t(m * K + k)], expected, size * kEps * 60) << m << ' ' << k;
+      }
+    }
+  }
+}
+
+TEST_P(CudaWidth, GatesAndTheirLists) {
+  LACUNA_NEED_DEVICE();
+  const int64_t K = GetParam();
+  auto gate = random(K, 6, 4), up = random(K, 7);
+  gate[0] = -100, gate[size_t(K / 2)] = 90;
+  for (const bool listed : {false, true}) {
+    for (const auto kind : {cuda::Gate::swiglu, cuda::Gate::relu, cuda::Gate::none}) {
+      if (kind == cuda::Gate::none && !listed) continue;
+      const OnDevice<float> gate_there(gate), up_there(up), out(size_t{static_cast<size_t>(K)});
+      const List list(K, 0.3f, K % 2 == 0);
+      cuda::GateArgs args;
+      args.gate = kind;
+      args.x = gate_there.data();
+      args.up = up_there.data();
+      args.out = out.data();
+      args.count = K;
+      if (listed) args.collect = list.collect;
+      cuda::launch_gate(device(), stream(), args);
+      const auto got = kind == cuda::Gate::none ? gate : out.values();
+      for (size_t k = 0; k < gate.size() && kind != cuda::Gate::none; ++k) {
+        const double g = gate[k];
+        if (kind == cuda::Gate::relu) {
+          ASSERT_EQ(got[k], std::max(gate[k], 0.0f)) << k;
+        } else {  // the exponential's argument is rounded: |g| / ln 2 times 2^-24, and its result to 2^-22
+          const double expected = g / (1 + std::exp(-g)) * up[k];
+          ASSERT_NEAR(got[k], expected, std::abs(expected) * kEps * (3 * std::abs(g) + 16) + 1e-37) << k << ' ' << g;
+        }
+      }
+      if (listed) list.expect_of(got, "gate");
+    }
+  }
+}
+
+TEST_P(CudaWidth, ListsOfNoneAllAndWhatIsNotANumber) {
+  LACUNA_NEED_DEVICE();
+  const int64_t K = GetParam();
+  auto x = random(K, 8);
+  x[size_t(K - 1)] = kNan, x[size_t(K / 2)] = -kInf, x[0] = 0.75f, x[size_t(K / 3)] = -0.75f;
+  const OnDevice<float> x_there(x);
+  for (const float t : {0.0f, 0.75f, 1e-30f, 1e30f, kInf}) {
+    for (const bool norms : {false, true}) {
+      const List list(K, t, norms);
+      cuda::GateArgs args;
+      args.gate = cuda::Gate::none;
+      args.x = x_there.data();
+      args.count = K;
+      args.collect = list.collect;
+      cuda::launch_gate(device(), stream(), args);
+      list.expect_of(x, fmt::format("t {} norms {}", t, norms));
+    }
+  }
+}
+
+TEST(CudaOps, WiderThanAnyListIsRefused) {
+  LACUNA_NEED_DEVICE();
+  const OnDevice<float> x(size_t{1 << 18});
+  const List list(1 << 18, 1, false);
+  cuda::GateArgs args;
+  args.gate = cuda::Gate::none;
+  args.x = x.data();
+  args.count = 1 << 18;
+  args.collect = list.collect;
+  EXPECT_THROW(cuda::launch_gate(device(), stream(), args), Error);
+}
+
+TEST(CudaOps, Add) {
+  LACUNA_NEED_DEVICE();
+  for (const int64_t count : {1, 5, 4096, 100003}) {
+    auto x = random(count, 9);
+    const auto y = random(count, 10);
+    const OnDevice<float> x_there(x), y_there(y);
+    cuda::launch_add(device(), stream(), y_there.data(), count, x_there.data());
+    for (size_t k = 0; k < x.size(); ++k) x[k] += y[k];
+    EXPECT_EQ(x_there.values(), x);
+  }
+}
+
+// ---- heads and attention ----
+
+struct HeadCase {
+  int64_t n_heads, n_kv_heads, head_dim, n_rot;
+  bool adjacent, norm;
+};
+void PrintTo(const HeadCase& c, std::ostream* out) {
+  *out << c.n_heads << '/' << c.n_kv_heads << " x " << c.head_dim << " rot " << c.n_rot
+       << (c.adjacent ? " adjacent" : "") << (c.norm ? " norm" : "");
+}
+
+/// Queries, keys and values of M tokens at `position`, on the CPU and on the device.
+struct HeadData {
+  HeadCase c;
+  int64_t M, position, capacity;
+  std::vector<float> q, k, v, q_norm, k_norm, cos, sin;
+  std::vector<f16> keys, values;  // before
+  OnDevice<float> q_there, k_there, v_there, q_norm_there, k_norm_there, cos_there, sin_there;
+  OnDevice<f16> keys_there, values_there;
+  OnDevice<int32_t> position_there;
+
+  static std::vector<f16> halves(int64_t count, uint64_t seed) {
+    std::vector<f16> out;
+    for (const float v : random(count, seed)) out.push_back(to_f16(v));
+    return out;
+  }
+  static std::vector<float> table(int64_t rows, int64_t half, bool sine) {
+    std::vector<float> out(size_t(rows * half));
+    for (int64_t p = 0; p < rows; ++p)
+      for (int64_t i = 0; i < half; ++i) {
+        const double angle = double(p) * std::pow(1e4, -double(i) / double(half));
+        out[size_t(p * half + i)] = float(sine ? std::sin(angle) : std::cos(angle));
+      }
+    return out;
+  }
+  HeadData(const HeadCase& head_case, int64_t tokens, int64_t at, int64_t room)
+      : c(head_case),
+        M(tokens),
+        position(at),
+        capacity(room),
+        q(random(M * c.n_heads * c.head_dim, 1)),
+        k(random(M * c.n_kv_heads * c.head_dim, 2)),
+        v(random(M * c.n_kv_heads * c.head_dim, 3)),
+        q_norm(random(c.head_dim, 4)),
+        k_norm(random(c.head_dim, 5)),
+        cos(table(room, c.n_rot / 2, false)),
+        sin(table(room, c.n_rot / 2, true)),
+        keys(halves(c.n_kv_heads * room * c.head_dim, 6)),
+        values(halves(c.n_kv_heads * room * c.head_dim, 7)),
+        q_there(q),
+        k_there(k),
+        v_there(v),
+        q_norm_there(q_norm),
+        k_norm_there(k_norm),
+        cos_there(cos),
+        sin_there(sin),
+        keys_there(keys),
+        values_there(values),
+        position_there(std::vector<int32_t>{int32_t(at)}) {}
+
+  cuda::Heads heads() const {
+    cuda::Heads h;
+    h.q = q_there.data(), h.k = k_there.data(), h.v = v_there.data();
+    h.q_stride = c.n_heads * c.head_dim, h.kv_stride = c.n_kv_heads * c.head_dim;
+    h.M = M, h.n_heads = c.n_heads, h.n_kv_heads = c.n_kv_heads, h.head_dim = c.head_dim;
+    if (c.norm) h.q_norm = q_norm_there.data(), h.k_norm = k_norm_there.data(), h.norm_eps = 1e-6f;
+    if (c.n_rot > 0) h.cos = cos_there.data(), h.sin = sin_there.data();
+    h.n_rot = c.n_rot, h.adjacent = c.adjacent;
+    h.cache = {keys_there.data(), values_there.data(), capacity};
+    h.position = position_there.data();
+    return h;
+  }
+  /// The same with the CPU's ops; keys and values go to the CPU's copies of the cache.
+  void run_on_cpu() {
+    if (c.norm) {
+      kernels::rms_norm(pool(), q.data(), q_norm.data(), 1e-6f, M * c.n_heads, c.head_dim, q.data());
+      kernels::rms_norm(pool(), k.data(), k_norm.data(), 1e-6f, M * c.n_kv_heads, c.head_dim, k.data());
+    }
+    const float *cos_row = cos.data() + position * c.n_rot / 2, *sin_row = sin.data() + position * c.n_rot / 2;
+    if (c.n_rot > 0) {
+      kernels::rope(pool(), q.data(), M, c.n_heads, c.head_dim, c.n_heads * c.head_dim, cos_row, sin_row, c.n_rot,
+                    c.adjacent);
+      kernels::rope(pool(), k.data(), M, c.n_kv_heads, c.head_dim, c.n_kv_heads * c.head_dim, cos_row, sin_row, c.n_rot,
+                    c.adjacent);
+    }
+    const kernels::KvLayer layer{kernels::KvType::f16, keys.data(), values.data(), capacity, c.n_kv_heads, c.head_dim};
+    kernels::kv_store(pool(), layer, position, M, k.data(), c.n_kv_heads * c.head_dim, v.data(),
+                      c.n_kv_heads * c.head_dim);
+  }
+  /// The device's cache is the CPU's but for the last bit of what was computed.
+  void expect_same_cache() const {
+    EXPECT_EQ(std::memcmp(values_there.values().data(), values.data(), values.size() * 2), 0);
+    const auto got = keys_there.values();
+    for (size_t i = 0; i < got.size(); ++i) {
+      const int64_t at = int64_t(i) / c.head_dim % capacity;
+      const float a = to_float(got[i]), b = to_float(keys[i]);
+      if (at < position || at >= position + M) {
+        ASSERT_EQ(a, b) << "position " << at;
+      } else {  // a rotation's error is relative to both elements, which are below 2^3 with norm weights or without
+        ASSERT_NEAR(a, b, std::abs(b) * 0x1p-10 + 0x1p-19) << "position " << at;
+      }
+    }
+  }
+};
+
+const HeadCase kHeadCases[] = {
+    {32, 32, 128, 128, true, false}, {32, 8, 128, 128, false, false}, {9, 3, 64, 64, true, false},
+    {14, 2, 64, 64, false, false},   {4, 4, 80, 32, false, false},    {6, 2, 96, 96, false, true},
+    {16, 8, 128, 128, false, true},  {3, 1, 8, 8, true, false},       {2, 2, 256, 64, false, false},
+    {24, 2, 72, 0, false, false},    {1, 1, 248, 248, true, true},
+};
+class CudaHeads : public testing::TestWithParam<HeadCase> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, CudaHeads, testing::ValuesIn(kHeadCases));
+
+TEST_P(CudaHeads, NormRotateStore) {
+  LACUNA_NEED_DEVICE();
+  for (const int64_t M : {1, 4}) {
+    HeadData data(GetParam(), M, 17, 23);
+    cuda::launch_heads(device(), stream(), data.heads());
+    const auto q = data.q_there.values();
+    data.run_on_cpu();
+    data.expect_same_cache();
+    for (size_t i = 0; i < q.size(); ++i) ASSERT_NEAR(q[i], data.q[i], std::abs(data.q[i]) * 0x1p-20 + 0x1p-19) << i;
+  }
+}
+
+/// Softmax attention in double from halves; q as floats: [n_heads, head_dim].
+std::vector<double> reference_attention(const HeadData& d, const float* q, const std::vector<f16>& keys,
+                                        const std::vector<f16>& values, int64_t at, int64_t window, float scale) {
+  const int64_t D = d.c.head_dim, begin = window > 0 ? std::max<int64_t>(0, at - window + 1) : 0;
+  std::vector<double> out(size_t(d.c.n_heads * D));
+  for (int64_t h = 0; h < d.c.n_heads; ++h) {
+    const int64_t first = h / (d.c.n_heads / d.c.n_kv_heads) * d.capacity;
+    std::vector<double> score;
+    for (int64_t t = begin; t <= at; ++t) {
+      double s = 0;
+      for (int64_t e = 0; e < D; ++e) s += double(q[h * D + e]) * to_float(keys[size_t((first + t) * D + e)]);
+      score.push_back(s * scale);
+    }
+    const double top = *std::max_element(score.begin(), score.end());
+    double total = 0;
+    for (double& s : score) total += s = std::exp(s - top);
+    for (int64_t t = begin; t <= at; ++t)
+      for (int64_t e = 0; e < D; ++e)
+        out[size_t(h * D + e)] += score[size_t(t - begin)] / total * to_float(values[size_t((first + t) * D + e)]);
+  }
+  return out;
+}
+
+struct Attended {
+  std::vector<float> out;
+  std::vector<int32_t> list;
+};
+
+TEST_P(CudaHeads, Attention) {
+  LACUNA_NEED_DEVICE();
+  const HeadCase c = GetParam();
+  const float scale = 1 / std::sqrt(float(c.head_dim));
+  for (const int64_t length : {1, 2, 31, 128, 129, 257, 1000, 5000}) {
+    for (const int64_t window : {int64_t{0}, int64_t{1}, int64_t{200}}) {
+      if (window > 0 && length != 257 && length != 1000) continue;
+      HeadData data(c, 1, length - 1, std::max<int64_t>(length, 64) + 3);
+      const int64_t width = c.n_heads * c.head_dim;
+      const int64_t bytes = cuda::attention_workspace_bytes(device(), 1, c.n_heads, c.n_kv_heads, c.head_dim);
+      OnDevice<std::byte> workspace{static_cast<size_t>(bytes)};
+      workspace.buffer().fill(0);
+      const OnDevice<float> out{static_cast<size_t>(width)};
+      OnDevice<float> zeros(size_t{64});
+      const List list(width, 0.02f, length % 2 == 0);
+      cuda::AttentionArgs args;
+      args.heads = data.heads();
+      args.with_heads = true;
+      args.window = window;
+      args.scale = scale;
+      args.out = out.data();
+      args.collect = list.collect;
+      args.zero = {zeros.data(), 64};
+      args.workspace = workspace.data();
+      cuda::launch_attention(device(), stream(), args);
+      const auto fused = out.values();
+      list.expect_of(fused, fmt::format("length {}", length));
+      EXPECT_EQ(zeros.values(), std::vector<float>(64, 0.0f));
+      EXPECT_EQ(data.q_there.values(), data.q);  // not rotated in place
+      data.run_on_cpu();
+      data.expect_same_cache();
+      const auto keys = data.keys_there.values(), values = data.values_there.values();
+      const auto expected = reference_attention(data, data.q.data(), keys, values, length - 1, window, scale);
+      // Scores are below 64 (q and k of size sqrt(2 head_dim) at most, norm weights), off by that times head_dim / 8 +
+      // 20 roundings; weights by that and 2^-22; values are below 6, sums have at most length / 32 + 40 roundings.
+      const double bound = 6 * kEps * (64.0 * (double(c.head_dim) / 8 + 20) + double(length) / 32 + 44);
+      for (size_t i = 0; i < fused.size(); ++i)
+        ASSERT_NEAR(fused[i], expected[i], bound) << "length " << length << " window " << window << " at " << i;
+      // The two launches by themselves give the same bits, and so does a second run with the same workspace.
+      data.q_there = random(width, 1);
+      cuda::launch_heads(device(), stream(), data.heads());
+      args.with_heads = false;
+      args.collect = {};
+      cuda::launch_attention(device(), stream(), args);
+      EXPECT_EQ(out.values(), fused) << "length " << length;
+    }
+  }
+}
+
+TEST_P(CudaHeads, AttentionOfSeveralTokens) {
+  LACUNA_NEED_DEVICE();
+  const HeadCase c = GetParam();
+  const float scale = 1 / std::sqrt(float(c.head_dim));
+  const int64_t M = 3, position = 298, width = c.n_heads * c.head_dim;
+  HeadData data(c, M, position, 305);
+  OnDevice<std::byte> workspace(
+      size_t(cuda::attention_workspace_bytes(device(), M, c.n_heads, c.n_kv_heads, c.head_dim)));
+  workspace.buffer().fill(0);
+  const OnDevice<float> out(size_t(M * width));
+  cuda::AttentionArgs args;
+  args.heads = data.heads();
+  args.scale = scale;
+  args.out = out.data();
+  args.workspace = workspace.data();
+  cuda::launch_heads(device(), stream(), args.heads);
+  cuda::launch_attention(device(), stream(), args);
+  const auto got = out.values();
+  data.run_on_cpu();
+  const auto keys = data.keys_there.values(), values = data.values_there.values();
+  const double bound = 6 * kEps * (64.0 * (double(c.head_dim) / 8 + 20) + 60);
+  for (int64_t m = 0; m < M; ++m) {
+    const auto expected = reference_attention(data, data.q.data() + m * width, keys, values, position + m, 0, scale);
+    for (size_t i = 0; i < size_t(width); ++i)
+      ASSERT_NEAR(got[size_t(m * width) + i], expected[i], bound) << m << ' ' << i;
+  }
+}
+
+TEST(CudaOps, AttentionPassesOnWhatIsNotANumber) {
+  LACUNA_NEED_DEVICE();
+  const HeadCase c{4, 2, 64, 64, false, false};
+  HeadData data(c, 1, 299, 300);
+  auto keys = data.keys;
+  keys[size_t(5 * 64 + 3)] = to_f16(kNan);  // of key head 0
+  data.keys_there = keys;
+  OnDevice<std::byte> workspace(size_t(cuda::attention_workspace_bytes(device(), 1, 4, 2, 64)));
+  workspace.buffer().fill(0);
+  const OnDevice<float> out(size_t{256});
+  cuda::AttentionArgs args;
+  args.heads = data.heads();
+  args.with_heads = true;
+  args.scale = 0.125f;
+  args.out = out.data();
+  args.workspace = workspace.data();
+  cuda::launch_attention(device(), stream(), args);
+  const auto got = out.values();
+  for (size_t i = 0; i < 256; ++i) EXPECT_EQ(std::isnan(got[i]), i < 128) << i;
+}
+
+TEST(CudaOps, Argmax) {
+  LACUNA_NEED_DEVICE();
+  OnDevice<std::byte> workspace(size_t(cuda::argmax_workspace_bytes(3)));
+  workspace.buffer().fill(0);
+  const OnDevice<int32_t> ids(size_t{3}), position(std::vector<int32_t>{41});
+  int32_t at = 41;
+  for (const int64_t N : {1, 2, 5, 1023, 32000, 151936}) {
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      auto x = random(3 * N, seed);
+      for (float& v : x) v = std::round(v * 4);  // ties
+      std::fill_n(x.begin() + N, N, seed % 2 == 0 ? -kInf : kNan);
+      if (seed == 1) x[size_t(N - 1)] = kInf;
+      if (seed == 2 && N > 4) std::fill_n(x.begin(), N, -0.0f), x[3] = 0.0f, x[2] = kNan;
+      const OnDevice<float> x_there(x);
+      cuda::launch_argmax(device(), stream(), {x_there.data(), 3, N, ids.data(), position.data(), workspace.data()});
+      const auto got = ids.values();
+      for (size_t m = 0; m < 3; ++m) {
+        int64_t best = -1;
+        for (int64_t k = 0; k < N; ++k) {
+          const float v = x[m * size_t(N) + size_t(k)];
+          if (!std::isnan(v) && (best < 0 || v > x[m * size_t(N) + size_t(best)])) best = k;
+        }
+        ASSERT_EQ(got[m], std::max<int64_t>(best, 0)) << "N " << N << " seed " << seed << " row " << m;
+      }
+      ASSERT_EQ(position.values()[0], ++at);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lacuna
