@@ -1,5 +1,6 @@
 // src/kernels/cuda/gemv.cu - choice and launch of the GEMV kernels.
 #include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -12,12 +13,16 @@
 namespace lacuna::cuda {
 namespace {
 
-std::span<const GemvKernel> kernels_of(const layout::Layout& layout) {
+std::span<const GemvTable> tables() {
   static const GemvTable kTables[] = {gemv_zz4_k()};
-  for (const GemvTable& table : kTables)
+  return kTables;
+}
+
+std::span<const GemvKernel> kernels_of(const layout::Layout& layout) {
+  for (const GemvTable& table : tables())
     if (table.id == layout.id) return table.kernels;
   column_form(layout);  // throws, naming those that there are
-  return {};
+  throw Error("no CUDA kernel reads {}", layout.name);
 }
 
 // A warp's share of a list is computed in 32 bits: inputs (prepared.cc) * segments * warps.
@@ -54,11 +59,14 @@ std::string describe(const GemvPlan& plan) {
 }
 
 std::span<const GemvPlan> kernel_plans(const layout::Layout& layout) {
-  static std::vector<std::vector<GemvPlan>> lists(layout::all().size());
-  std::vector<GemvPlan>& plans = lists[size_t(layout.id)];
-  if (plans.empty())
-    for (const GemvKernel& kernel : kernels_of(layout)) plans.push_back(kernel.plan);
-  return plans;
+  static const std::map<layout::Id, std::vector<GemvPlan>> kPlans = [] {
+    std::map<layout::Id, std::vector<GemvPlan>> plans;
+    for (const GemvTable& table : tables())
+      for (const GemvKernel& kernel : table.kernels) plans[table.id].push_back(kernel.plan);
+    return plans;
+  }();
+  kernels_of(layout);  // throws where there are none
+  return kPlans.at(layout.id);
 }
 
 GemvPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Columns& weights, Inputs inputs) {
