@@ -52,12 +52,6 @@ GemvParams make_params(const ColumnForm& form, const GemvPlan& plan, const GemvA
 
 }  // namespace
 
-std::string describe(const GemvPlan& plan) {
-  return fmt::format(
-      "{} segments, {} warps, {} columns in flight, {} resident, {:.0f}% of headers and {:.0f}% of codes early",
-      plan.segments, plan.warps, plan.chunk, plan.resident, 100 * plan.early_headers, 100 * plan.early_codes);
-}
-
 std::span<const GemvPlan> kernel_plans(const layout::Layout& layout) {
   static const std::map<layout::Id, std::vector<GemvPlan>> kPlans = [] {
     std::map<layout::Id, std::vector<GemvPlan>> plans;
