@@ -21,7 +21,7 @@ constexpr Dtype kDtypes[] = {{"F64", 8},     {"F32", 4}, {"F16", 2}, {"BF16", 2}
                              {"F8_E5M2", 1}, {"I64", 8}, {"I32", 4}, {"I16", 2},  {"I8", 1},
                              {"U64", 8},     {"U32", 4}, {"U16", 2}, {"U8", 1},   {"BOOL", 1}};
 
-const Dtype& find_dtype(const std::string& name, const std::string& where) {
+Dtype find_dtype(const std::string& name, const std::string& where) {
   for (const Dtype& dtype : kDtypes)
     if (dtype.name == name) return dtype;
   std::string known;
@@ -40,7 +40,7 @@ SafetensorsEntry read_entry(const std::string& name, const nlohmann::json& json,
                             const std::string& path) {
   const std::string where = fmt::format("{}: tensor {}", path, name);
   const JsonObject object(json, where);
-  const Dtype& dtype = find_dtype(object.need_string("dtype"), where);
+  const Dtype dtype = find_dtype(object.need_string("dtype"), where);
   SafetensorsEntry out{name, dtype.name, {}, {}};
   for (const auto& dim : object.need_array("shape")) out.dims.push_back(non_negative(dim, where, "shape"));
   const auto& offsets = object.need_array("data_offsets");
