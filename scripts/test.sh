@@ -36,7 +36,7 @@ if [ "$quick" -eq 0 ]; then
   if git grep -nE '@[A-Z0-9_]{4,}@' -- '*.md'; then packages_fail "a document holds a placeholder"; fi
 fi
 
-# The CUDA code takes nvcc from the PATH, else from PyPI, and about a minute of one core; its tests skip without a device. The sanitized build is
+# The CUDA code takes nvcc from the PATH, else from PyPI, and takes a few minutes of one core; its tests skip without a device. The sanitized build is
 # the one without CUDA.
 step "Release build with the CUDA backend, warnings are errors"
 scripts/build.sh --cuda
