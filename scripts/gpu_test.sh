@@ -40,7 +40,7 @@ run() {
   grep -E '^\[  PASSED  \]|ERROR SUMMARY|RACECHECK SUMMARY' "$log" | paste -sd' '
 }
 
-run "GPU tests" "$tests" '--gtest_filter=Cuda*'
+run "GPU tests" "$tests" '--gtest_filter=*Cuda*'
 if [ "$sanitize" -eq 1 ]; then
   run memcheck compute-sanitizer --error-exitcode 1 --tool memcheck "$tests" \
     '--gtest_filter=CudaGemv.EveryActiveCount:CudaGemv.Large*:CudaGemv.NonFinite*:CudaGemv.Equal*:CudaCollectActive.*'

@@ -3,6 +3,8 @@
 #include "kernels/cuda/active.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gemv.h"
+#include "kernels/cuda/ops.h"
+#include "kernels/cuda/rows.h"
 
 namespace lacuna::cuda {
 namespace {
@@ -40,5 +42,15 @@ void collect_active(const Device&, Stream&, const float*, int64_t, const float*,
 GemvPlan default_plan(const DeviceInfo&, const layout::Layout&, const Columns&, Inputs) { refuse(); }
 std::span<const GemvPlan> kernel_plans(const layout::Layout&) { refuse(); }
 void launch_gemv(const Device&, Stream&, const layout::Layout&, const GemvPlan&, const GemvArgs&) { refuse(); }
+void launch_rows(const Device&, Stream&, const RowsArgs&) { refuse(); }
+void launch_embed(const Device&, Stream&, const Rows&, const int32_t*, int64_t, float*) { refuse(); }
+void launch_norm(const Device&, Stream&, const NormArgs&) { refuse(); }
+void launch_gate(const Device&, Stream&, const GateArgs&) { refuse(); }
+void launch_add(const Device&, Stream&, const float*, int64_t, float*) { refuse(); }
+void launch_heads(const Device&, Stream&, const Heads&) { refuse(); }
+int64_t attention_workspace_bytes(const Device&, int64_t, int64_t, int64_t, int64_t) { refuse(); }
+void launch_attention(const Device&, Stream&, const AttentionArgs&) { refuse(); }
+int64_t argmax_workspace_bytes(int64_t) { refuse(); }
+void launch_argmax(const Device&, Stream&, const ArgmaxArgs&) { refuse(); }
 
 }  // namespace lacuna::cuda

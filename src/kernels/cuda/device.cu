@@ -105,6 +105,9 @@ Buffer::~Buffer() {
 void Buffer::upload(std::span<const std::byte> from, int64_t at) {
   assert(at >= 0 && at + int64_t(from.size()) <= bytes_);
   check_cuda(cudaMemcpy(data_ + at, from.data(), from.size(), cudaMemcpyHostToDevice));
+  // From memory that is not pinned the call may return while the last bytes are still on their way, and streams here do
+  // not wait for the default one.
+  check_cuda(cudaDeviceSynchronize());
 }
 
 void Buffer::download(std::span<std::byte> to, int64_t at) const {
