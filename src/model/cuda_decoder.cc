@@ -1,0 +1,440 @@
+#include "model/cuda_decoder.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "core/progress.h"
+#include "kernels/cuda/gemv.h"
+#include "kernels/cuda/ops.h"
+#include "kernels/cuda/prepared.h"
+#include "kernels/cuda/rows.h"
+#include "model/binder.h"
+
+namespace lacuna::model {
+namespace {
+
+using kernels::WeightView;
+
+int64_t padded(int64_t N) { return (N + 255) / 256 * 256; }
+
+/// Bytes of `parts` on the device.
+int64_t prepared_bytes(std::span<const WeightView> parts) {
+  int64_t bytes = 0;
+  for (const WeightView& part : parts) {
+    if (part.layout->zigzag) {
+      const cuda::ColumnForm& form = cuda::column_form(*part.layout);
+      bytes += padded(part.shape.N) * part.shape.K / 256 * (form.code_bytes + form.header_bytes);
+    } else {
+      bytes += part.shape.N * cuda::row_places(*part.layout, part.shape.K).row_bytes;
+    }
+  }
+  return bytes;
+}
+
+/// Weights that read one input. Their results lie one after the other, each part padded to 256.
+struct Group {
+  const layout::Layout* zigzag = nullptr;  // of all parts, or nullptr: row layouts
+  cuda::Columns columns;
+  cuda::GemvPlan dense, sparse;
+  std::vector<cuda::Rows> rows;
+  std::vector<const float*> biases;
+  std::vector<int64_t> at;  // of each part's results
+  int64_t outputs = 0;      // padded
+  int64_t bytes = 0;        // of canonical weights
+
+  /// What an earlier launch clears: zigzag launches add to their results.
+  cuda::Zero to_clear(float* y) const { return zigzag ? cuda::Zero{y, outputs} : cuda::Zero{}; }
+};
+
+struct Layer {
+  const float *attn_norm = nullptr, *attn_norm_bias = nullptr, *ffn_norm = nullptr, *ffn_norm_bias = nullptr;
+  const float *q_norm = nullptr, *k_norm = nullptr;
+  Group qkv, o, up, down;
+};
+
+}  // namespace
+
+struct CudaDecoder::Impl {
+  Config config;
+  cuda::Device& device;
+  cuda::Stream stream;
+  std::deque<cuda::Buffer> buffers;
+  int64_t context = 0, position = 0, taken = 0;
+  std::optional<Thresholds> thresholds;
+  int64_t dense_prefix = 0;
+
+  cuda::Rows embedding, head;
+  const float *head_bias = nullptr, *output_norm = nullptr, *output_norm_bias = nullptr;
+  std::vector<Layer> layers;
+  int64_t head_bytes = 0;
+
+  cuda::Buffer cache, ids, positions, logits, attention_workspace, argmax_workspace;
+  const float *cos = nullptr, *sin = nullptr;
+  // One token's values; *_y: results of a group.
+  float *x = nullptr, *h = nullptr, *attended = nullptr, *gated = nullptr, *qkv_y = nullptr, *o_y = nullptr,
+        *up_y = nullptr, *down_y = nullptr;
+  std::vector<float> host_logits;
+  std::optional<cuda::Graph> dense_token, sparse_token;
+
+  explicit Impl(cuda::Device& d) : device(d), stream(d) {}
+
+  cuda::Buffer take(int64_t bytes, const char* what) {
+    taken += bytes;
+    return cuda::Buffer(device, bytes, what);
+  }
+  const float* upload(std::span<const float> values) {
+    if (values.empty()) return nullptr;
+    cuda::Buffer& buffer = buffers.emplace_back(take(int64_t(values.size_bytes()), "vectors"));
+    buffer.upload(std::as_bytes(values));
+    return buffer.as<float>();
+  }
+  cuda::Rows upload_rows(const layout::Layout& layout, layout::Shape shape, std::span<const std::byte> bytes,
+                         ThreadPool& pool);
+  Group make_group(std::span<const WeightView> parts, ThreadPool& pool);
+  void take_workspace();
+
+  void run(const Group& group, const float* in, float threshold, float* y);
+  /// The launches of a token.
+  void record(bool sparse);
+  void check_room(int32_t id, int64_t count) const;
+  void launch();
+};
+
+cuda::Rows CudaDecoder::Impl::upload_rows(const layout::Layout& layout, layout::Shape shape,
+                                          std::span<const std::byte> bytes, ThreadPool& pool) {
+  HugeBuffer prepared(size_t(shape.N * cuda::row_places(layout, shape.K).row_bytes));
+  cuda::prepare_rows(layout, shape, bytes, pool, prepared.data());
+  cuda::Buffer& buffer = buffers.emplace_back(take(int64_t(prepared.size()), "weights"));
+  buffer.upload(prepared.bytes());
+  return {&layout, buffer.data(), shape.N, shape.K};
+}
+
+Group CudaDecoder::Impl::make_group(std::span<const WeightView> parts, ThreadPool& pool) {
+  Group group;
+  for (const WeightView& part : parts) {
+    group.at.push_back(group.outputs);
+    group.outputs += padded(part.shape.N);
+    group.bytes += int64_t(part.bytes.size());
+    if (part.layout->zigzag) group.zigzag = part.layout;
+  }
+  if (group.zigzag == nullptr) {
+    for (const WeightView& part : parts) {
+      group.rows.push_back(upload_rows(*part.layout, part.shape, part.bytes, pool));
+      group.biases.push_back(upload(part.bias));
+    }
+    return group;
+  }
+  for (const WeightView& part : parts)
+    if (!part.bias.empty()) throw Error("--device cuda: {}: no kernel adds a bias to zigzag weights yet", part.name);
+  const cuda::PreparedGroup prepared = cuda::prepare_group(parts, pool);
+  cuda::Buffer& buffer = buffers.emplace_back(take(prepared.bytes() + 256, "weights"));
+  const auto headers_at = int64_t(prepared.codes.size() + 255) / 256 * 256;
+  buffer.upload(prepared.codes.bytes());
+  buffer.upload(prepared.headers.bytes(), headers_at);
+  group.columns = {buffer.data(), buffer.data() + headers_at, prepared.rows, prepared.K};
+  group.dense = cuda::default_plan(device.info(), *group.zigzag, group.columns, cuda::Inputs::dense);
+  group.sparse = cuda::default_plan(device.info(), *group.zigzag, group.columns, cuda::Inputs::threshold);
+  return group;
+}
+
+void CudaDecoder::Impl::take_workspace() {
+  const Config& c = config;
+  const int64_t kv_values = c.n_kv_heads * context * c.head_dim, half = c.rope.n_rot / 2;
+  cache = take(2 * c.n_layers * kv_values * int64_t(sizeof(f16)), "key-value cache");
+  ids = take(sizeof(int32_t), "token");
+  positions = take(sizeof(int32_t), "position");
+  logits = take(c.n_vocab * int64_t(sizeof(float)), "logits");
+  attention_workspace =
+      take(cuda::attention_workspace_bytes(device, 1, c.n_heads, c.n_kv_heads, c.head_dim), "attention");
+  argmax_workspace = take(cuda::argmax_workspace_bytes(1), "choice of a token");
+  attention_workspace.fill(0);
+  argmax_workspace.fill(0);
+  positions.fill(0);
+
+  std::vector<float> tables(size_t(2 * context * half));
+  for (int64_t p = 0; p < context; ++p)
+    rotary_row(c.rope, p, tables.data() + p * half, tables.data() + (context + p) * half);
+  cos = upload(tables);
+  sin = cos + context * half;
+
+  const Layer& layer = layers.front();
+  const std::array<std::pair<float**, int64_t>, 8> parts = {{{&x, c.n_embd},
+                                                             {&h, c.n_embd},
+                                                             {&attended, c.n_heads * c.head_dim},
+                                                             {&gated, c.n_ff},
+                                                             {&qkv_y, layer.qkv.outputs},
+                                                             {&o_y, layer.o.outputs},
+                                                             {&up_y, layer.up.outputs},
+                                                             {&down_y, layer.down.outputs}}};
+  int64_t total = 0;
+  for (const auto& [pointer, floats] : parts) total += padded(floats);
+  cuda::Buffer& buffer = buffers.emplace_back(take(total * int64_t(sizeof(float)), "work space"));
+  buffer.fill(0);
+  float* next = buffer.as<float>();
+  for (const auto& [pointer, floats] : parts) *pointer = std::exchange(next, next + padded(floats));
+}
+
+void CudaDecoder::Impl::run(const Group& group, const float* in, float threshold, float* y) {
+  if (group.zigzag) {
+    cuda::GemvArgs args;
+    args.weights = group.columns;
+    args.inputs = threshold > 0 ? cuda::Inputs::threshold : cuda::Inputs::dense;
+    args.x = in;
+    args.threshold = threshold;
+    args.y = y;
+    cuda::launch_gemv(device, stream, *group.zigzag, threshold > 0 ? group.sparse : group.dense, args);
+    return;
+  }
+  std::array<cuda::RowsPart, 4> parts;
+  for (size_t i = 0; i < group.rows.size(); ++i) parts[i] = {group.rows[i], group.biases[i], y + group.at[i]};
+  cuda::launch_rows(device, stream, {{parts.data(), group.rows.size()}, in, threshold});
+}
+
+void CudaDecoder::Impl::record(bool sparse) {
+  const Config& c = config;
+  const auto threshold = [&](int64_t layer, Input input) {
+    return sparse ? thresholds->t[size_t(layer)][size_t(input)] : 0.0f;
+  };
+  cuda::launch_embed(device, stream, embedding, ids.as<int32_t>(), 1, x);
+  const int64_t kv_values = c.n_kv_heads * context * c.head_dim;
+  for (int64_t index = 0; index < c.n_layers; ++index) {
+    const Layer& layer = layers[size_t(index)];
+    cuda::NormArgs norm;
+    norm.x = x;
+    norm.add = index > 0 ? down_y : nullptr;  // of the layer before
+    norm.weight = layer.attn_norm;
+    norm.bias = layer.attn_norm_bias;
+    norm.eps = c.norm_eps;
+    norm.K = c.n_embd;
+    norm.y = h;
+    norm.zero = layer.qkv.to_clear(qkv_y);
+    cuda::launch_norm(device, stream, norm);
+    run(layer.qkv, h, threshold(index, Input::attn_in), qkv_y);
+
+    cuda::AttentionArgs attention;
+    cuda::Heads& heads = attention.heads;
+    heads.q = qkv_y + layer.qkv.at[0];
+    heads.k = qkv_y + layer.qkv.at[1];
+    heads.v = qkv_y + layer.qkv.at[2];
+    heads.q_stride = c.n_heads * c.head_dim;
+    heads.kv_stride = c.n_kv_heads * c.head_dim;
+    heads.n_heads = c.n_heads;
+    heads.n_kv_heads = c.n_kv_heads;
+    heads.head_dim = c.head_dim;
+    heads.q_norm = layer.q_norm;
+    heads.k_norm = layer.k_norm;
+    heads.norm_eps = c.norm_eps;
+    heads.cos = cos;
+    heads.sin = sin;
+    heads.n_rot = c.rope.n_rot;
+    heads.adjacent = c.rope.adjacent;
+    f16* const keys = cache.as<f16>() + 2 * index * kv_values;
+    heads.cache = {keys, keys + kv_values, context};
+    heads.position = positions.as<int32_t>();
+    attention.with_heads = true;
+    attention.window = c.window;
+    attention.scale = 1 / std::sqrt(float(c.head_dim));
+    attention.out = attended;
+    attention.zero = layer.o.to_clear(o_y);
+    attention.workspace = attention_workspace.data();
+    cuda::launch_attention(device, stream, attention);
+    run(layer.o, attended, threshold(index, Input::attn_out), o_y);
+
+    norm.add = o_y;
+    norm.weight = layer.ffn_norm;
+    norm.bias = layer.ffn_norm_bias;
+    norm.zero = layer.up.to_clear(up_y);
+    cuda::launch_norm(device, stream, norm);
+    run(layer.up, h, threshold(index, Input::ffn_in), up_y);
+
+    cuda::GateArgs gate;
+    gate.gate = c.mlp == Mlp::swiglu ? cuda::Gate::swiglu : cuda::Gate::relu;
+    gate.x = up_y;
+    gate.up = c.mlp == Mlp::swiglu ? up_y + layer.up.at[1] : nullptr;
+    gate.out = gated;
+    gate.count = c.n_ff;
+    gate.zero = layer.down.to_clear(down_y);
+    cuda::launch_gate(device, stream, gate);
+    run(layer.down, gated, threshold(index, Input::ffn_down), down_y);
+  }
+  cuda::NormArgs norm;
+  norm.x = x;
+  norm.add = down_y;
+  norm.weight = output_norm;
+  norm.bias = output_norm_bias;
+  norm.eps = c.norm_eps;
+  norm.K = c.n_embd;
+  norm.y = h;
+  cuda::launch_norm(device, stream, norm);
+  const cuda::RowsPart part = {head, head_bias, logits.as<float>()};
+  cuda::launch_rows(device, stream, {{&part, 1}, h});
+  cuda::ArgmaxArgs choice;
+  choice.x = logits.as<float>();
+  choice.N = c.n_vocab;
+  choice.ids = ids.as<int32_t>();
+  choice.position = positions.as<int32_t>();
+  choice.workspace = argmax_workspace.data();
+  cuda::launch_argmax(device, stream, choice);
+}
+
+void CudaDecoder::Impl::check_room(int32_t id, int64_t count) const {
+  if (id < 0 || id >= config.n_vocab)
+    throw Error("token id {} is outside the model's vocabulary of {}", id, config.n_vocab);
+  if (count > context - position)
+    throw Error(
+        "{} tokens do not fit: the context holds {} and {} are taken; ask for a larger one (the model's limit "
+        "is {}) or shorten the text",
+        count, context, position, config.n_ctx);
+}
+
+void CudaDecoder::Impl::launch() {
+  (sparse_token && position >= dense_prefix ? *sparse_token : *dense_token).launch(stream);
+  ++position;
+}
+
+CudaDecoder::CudaDecoder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CudaDecoder::~CudaDecoder() {
+  try {
+    impl_->stream.synchronize();
+  } catch (const Error&) {  // nothing more can be done with the device
+  }
+}
+
+std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint, ThreadPool& pool, cuda::Device& device,
+                                               const CudaDecoderOptions& options) {
+  auto impl = std::make_unique<Impl>(device);
+  Impl& d = *impl;
+  d.config = read_config(checkpoint);
+  const Config& c = d.config;
+  const auto refuse = [&](const char* what) { throw Error("--device cuda: {}: {}", checkpoint.path(), what); };
+  if (c.positions != Positions::rope) refuse("learned positions do not run on CUDA yet");
+  if (!c.norm_first) refuse("norms after their half blocks do not run on CUDA yet");
+  if (c.head_dim % 8 != 0 || c.head_dim > 256) refuse("heads must have a multiple of 8 and at most 256 values on CUDA");
+  d.context = options.context > 0 ? options.context : c.n_ctx;
+  if (d.context > c.n_ctx)
+    throw Error("a context of {} tokens was asked for; this model takes 1 to {}", d.context, c.n_ctx);
+  d.thresholds = options.thresholds;
+  d.dense_prefix = options.dense_prefix;
+  if (d.thresholds && !d.thresholds->norms.empty())
+    refuse("thresholds by wina do not run on CUDA yet; use --criterion magnitude");
+  if (d.thresholds && int64_t(d.thresholds->t.size()) != c.n_layers)
+    throw Error("thresholds of {} layers for a model of {}", d.thresholds->t.size(), c.n_layers);
+
+  std::deque<std::vector<float>> biases;
+  Binder binder(checkpoint, biases);
+  const int64_t q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim;
+  const bool gated = c.mlp == Mlp::swiglu;
+  const io::Tensor& words = binder.matrix("token_embd.weight", c.n_vocab, c.n_embd);
+  binder.ignore("rope_freqs.weight");  // read by the configuration
+  using Parts = std::vector<WeightView>;
+  std::vector<std::array<Parts, 4>> groups;
+  for (int64_t index = 0; index < c.n_layers; ++index) {
+    const auto name = [&](const char* part) { return fmt::format("blk.{}.{}", index, part); };
+    Parts up;
+    if (gated) up.push_back(binder.weight(name("ffn_gate"), c.n_ff, c.n_embd));
+    up.push_back(binder.weight(name("ffn_up"), c.n_ff, c.n_embd));
+    groups.push_back({Parts{binder.weight(name("attn_q"), q, c.n_embd), binder.weight(name("attn_k"), kv, c.n_embd),
+                            binder.weight(name("attn_v"), kv, c.n_embd)},
+                      Parts{binder.weight(name("attn_output"), c.n_embd, q)}, std::move(up),
+                      Parts{binder.weight(name("ffn_down"), c.n_embd, c.n_ff)}});
+  }
+  WeightView output{words.name, words.layout, words.shape, words.bytes, {}, words.params};
+  const bool tied = !binder.has("output.weight");
+  const WeightView embedding = output;
+  if (!tied) output = binder.weight("output", c.n_vocab, c.n_embd);
+
+  // Before anything is uploaded: does it fit?
+  int64_t weights = prepared_bytes({&embedding, 1}) + (tied ? 0 : prepared_bytes({&output, 1}));
+  for (const auto& layer : groups)
+    for (const Parts& parts : layer) weights += prepared_bytes(parts);
+  const int64_t cache = 2 * c.n_layers * kv * d.context * int64_t(sizeof(f16));
+  const int64_t rest = (c.n_vocab + d.context * c.rope.n_rot) * int64_t(sizeof(float)) + (int64_t{64} << 20);
+  device.require(weights + cache + rest,
+                 fmt::format("{}: {} MB of weights, {} MB of key-value cache for {} tokens and {} MB of work space",
+                             checkpoint.path(), weights >> 20, cache >> 20, d.context, rest >> 20));
+
+  std::optional<Progress> progress;
+  if (options.progress) progress.emplace("Uploading", c.n_layers + 1, "layers");
+  d.embedding = d.upload_rows(*embedding.layout, embedding.shape, embedding.bytes, pool);
+  d.head = tied ? d.embedding : d.upload_rows(*output.layout, output.shape, output.bytes, pool);
+  d.head_bias = d.upload(output.bias);
+  d.head_bytes = int64_t(output.bytes.size());
+  const auto norm = [&](const std::string& name, const float*& weight, const float*& bias) {
+    const NormWeights values = binder.norm(name, c);
+    weight = d.upload(values.weight);
+    bias = d.upload(values.bias);
+  };
+  for (int64_t index = 0; index < c.n_layers; ++index) {
+    const auto name = [&](const char* part) { return fmt::format("blk.{}.{}", index, part); };
+    Layer& layer = d.layers.emplace_back();
+    norm(name("attn_norm"), layer.attn_norm, layer.attn_norm_bias);
+    norm(name("ffn_norm"), layer.ffn_norm, layer.ffn_norm_bias);
+    if (c.qk_norm) {
+      layer.q_norm = d.upload(binder.vector(name("attn_q_norm.weight"), c.head_dim));
+      layer.k_norm = d.upload(binder.vector(name("attn_k_norm.weight"), c.head_dim));
+    }
+    const auto& parts = groups[size_t(index)];
+    layer.qkv = d.make_group(parts[0], pool);
+    layer.o = d.make_group(parts[1], pool);
+    layer.up = d.make_group(parts[2], pool);
+    layer.down = d.make_group(parts[3], pool);
+    if (progress) progress->add(1);
+  }
+  norm("output_norm", d.output_norm, d.output_norm_bias);
+  binder.check_all_used();
+  d.take_workspace();
+  d.host_logits.resize(size_t(c.n_vocab));
+  d.dense_token.emplace(d.stream, [&] { d.record(false); });
+  if (d.thresholds) d.sparse_token.emplace(d.stream, [&] { d.record(true); });
+  return std::unique_ptr<CudaDecoder>(new CudaDecoder(std::move(impl)));
+}
+
+const Config& CudaDecoder::config() const { return impl_->config; }
+int64_t CudaDecoder::length() const { return impl_->position; }
+int64_t CudaDecoder::context() const { return impl_->context; }
+cuda::Stream& CudaDecoder::stream() { return impl_->stream; }
+int64_t CudaDecoder::device_bytes() const { return impl_->taken; }
+
+int64_t CudaDecoder::weight_bytes() const {
+  int64_t bytes = impl_->head_bytes;
+  for (const Layer& layer : impl_->layers) bytes += layer.qkv.bytes + layer.o.bytes + layer.up.bytes + layer.down.bytes;
+  return bytes;
+}
+
+void CudaDecoder::truncate(int64_t length) {
+  Impl& d = *impl_;
+  if (length < 0 || length > d.position) throw Error("cannot truncate {} tokens to {}", d.position, length);
+  d.stream.synchronize();
+  d.position = length;
+  const auto at = int32_t(length);
+  d.positions.upload(std::as_bytes(std::span(&at, 1)));
+}
+
+std::span<const float> CudaDecoder::step(int32_t id) {
+  Impl& d = *impl_;
+  d.check_room(id, 1);
+  d.stream.synchronize();
+  d.ids.upload(std::as_bytes(std::span(&id, 1)));
+  d.launch();
+  d.stream.synchronize();
+  d.logits.download(std::as_writable_bytes(std::span(d.host_logits)));
+  return d.host_logits;
+}
+
+void CudaDecoder::follow(int32_t id, int64_t count) {
+  Impl& d = *impl_;
+  d.check_room(id, count);
+  if (count < 1) return;
+  d.stream.synchronize();
+  d.ids.upload(std::as_bytes(std::span(&id, 1)));
+  for (int64_t t = 0; t < count; ++t) d.launch();
+}
+
+void CudaDecoder::wait() { impl_->stream.synchronize(); }
+
+}  // namespace lacuna::model
