@@ -62,6 +62,7 @@ ColdGroup::ColdGroup(std::vector<std::vector<WeightView>> layers, std::span<cons
   }
   for (size_t i = 0; i < y_.size(); ++i) outputs_.push_back({y_[i].data(), layers_[0][i].shape.N});
   active_.resize(size_t(K_));
+  if (bytes == 0) throw Error("a group of linear layers has no weights");
   copies_ = size_t(std::clamp<int64_t>((cold_bytes + bytes - 1) / bytes, 2, kMostCopies));
   Rng rng(uint64_t(K_) * 31 + uint64_t(rows_));
   for (size_t i = 0; i < kInputs; ++i) {
