@@ -201,7 +201,8 @@ TEST(Tune, AFileCanHaveThisMachinesTiles) {
   std::ofstream(path, std::ios::trunc) << profile.dump();
 
   EXPECT_NE(output_of(quantize, run), "");
-  for (const auto& tensor : json_of({"inspect", tiled})["tensors"]) {
+  const auto inspected = json_of({"inspect", tiled});
+  for (const auto& tensor : inspected["tensors"]) {
     const std::string name = tensor["name"];
     if (tensor["layout"] == "zz4_k") {
       EXPECT_EQ(tensor["tile_rows"],
