@@ -1,4 +1,4 @@
-// bench/cuda_ops_bench.cc - time of each op of a token on a CUDA device, in a graph of many launches that overlap, with
+// bench/cuda_ops_bench.cu - time of each op of a token on a CUDA device, in a graph of many launches that overlap, with
 // weights and caches too large for the device's cache to hold.
 #include <algorithm>
 #include <cstdio>

@@ -10,7 +10,7 @@ usage: scripts/gpu_test.sh [--tests PROGRAM] [--sanitize]
   --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), about a minute
 TXT
 }
-tests="" sanitize=0
+tests="" models="" sanitize=0
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit 0 ;;
@@ -21,8 +21,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 if [ -z "$tests" ]; then
-  scripts/build.sh --cuda kernels_test
-  tests=build/release/kernels_test
+  scripts/build.sh --cuda kernels_test model_test
+  tests=build/release/kernels_test models=build/release/model_test
 fi
 
 log=$(mktemp)
@@ -41,6 +41,7 @@ run() {
 }
 
 run "GPU tests" "$tests" '--gtest_filter=*Cuda*'
+if [ -n "$models" ]; then run "GPU tests of the decoder" "$models" '--gtest_filter=CudaDecoder*'; fi
 if [ "$sanitize" -eq 1 ]; then
   run memcheck compute-sanitizer --error-exitcode 1 --tool memcheck "$tests" \
     '--gtest_filter=CudaGemv.EveryActiveCount:CudaGemv.Large*:CudaGemv.NonFinite*:CudaGemv.Equal*:CudaCollectActive.*'

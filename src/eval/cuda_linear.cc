@@ -59,7 +59,7 @@ class Bench {
   void make_kinds(const model::ModelShape& shape, ThreadPool& pool);
   void upload();
   BenchRow time(Mode mode, std::string& plans);
-  /// All launches of a token. whole: the last one leaves the first one's outputs alone.
+  /// All launches of a token. keep_first: the last one leaves the first one's outputs alone.
   void launch(Mode mode, const std::vector<GemvPlan>& choices, bool keep_first);
   double check(Mode mode, const std::vector<GemvPlan>& choices);
   double measure(Mode mode, const std::vector<GemvPlan>& choices, int runs);

@@ -129,8 +129,6 @@ Group CudaDecoder::Impl::make_group(std::span<const WeightView> parts, ThreadPoo
     }
     return group;
   }
-  for (const WeightView& part : parts)
-    if (!part.bias.empty()) throw Error("--device cuda: {}: no kernel adds a bias to zigzag weights yet", part.name);
   const cuda::PreparedGroup prepared = cuda::prepare_group(parts, pool);
   cuda::Buffer& buffer = buffers.emplace_back(take(prepared.bytes() + 256, "weights"));
   const auto headers_at = int64_t(prepared.codes.size() + 255) / 256 * 256;
@@ -301,7 +299,7 @@ CudaDecoder::CudaDecoder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 CudaDecoder::~CudaDecoder() {
   try {
     impl_->stream.synchronize();
-  } catch (const Error&) {  // nothing more can be done with the device
+  } catch (...) {  // nothing more can be done with the device
   }
 }
 
@@ -348,7 +346,16 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
   const WeightView embedding = output;
   if (!tied) output = binder.weight("output", c.n_vocab, c.n_embd);
 
-  // Before anything is uploaded: does it fit?
+  // Before anything is uploaded: does it run, does it fit?
+  for (const WeightView* table : {&embedding, &std::as_const(output)})
+    if (table->layout->zigzag)
+      throw Error("--device cuda: {}: is {}; embedding and head must be in a row layout", table->name,
+                  table->layout->name);
+  for (const auto& layer : groups)
+    for (const Parts& parts : layer)
+      for (const WeightView& part : parts)
+        if (part.layout->zigzag && !part.bias.empty())
+          throw Error("--device cuda: {}: no kernel adds a bias to zigzag weights yet", part.name);
   int64_t weights = prepared_bytes({&embedding, 1}) + (tied ? 0 : prepared_bytes({&output, 1}));
   for (const auto& layer : groups)
     for (const Parts& parts : layer) weights += prepared_bytes(parts);

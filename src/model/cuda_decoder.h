@@ -44,7 +44,7 @@ class CudaDecoder {
   /// outside the vocabulary and where the context is full.
   std::span<const float> step(int32_t id);
   /// The same for `count` tokens: the first is `id`, each further one the most likely after the one before, chosen on
-  /// the device. The host waits for nothing; wait() does.
+  /// the device: the host waits before the first one only. wait() waits for all.
   void follow(int32_t id, int64_t count);
   void wait();
 

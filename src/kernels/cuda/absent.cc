@@ -35,7 +35,7 @@ Stopwatch::Stopwatch() { refuse(); }
 Stopwatch::~Stopwatch() = default;
 void Stopwatch::start(Stream&) { refuse(); }
 double Stopwatch::stop_ms(Stream&) { refuse(); }
-double measure_read_gb_s(const Device&, Stream&, const Buffer&) { refuse(); }
+double measure_read_gb_s(Device&, Stream&, const Buffer&) { refuse(); }
 void collect_active(const Device&, Stream&, const float*, int64_t, const float*, float, int32_t*, int32_t*) {
   refuse();
 }

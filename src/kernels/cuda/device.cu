@@ -25,7 +25,7 @@ __global__ void read_all(const uint4* from, size_t count, unsigned* out) {
     const uint4 v = load_stream(from + i);
     sum ^= v.x ^ v.y ^ v.z ^ v.w;
   }
-  if (sum == 0x9e3779b9u) *out = sum;  // keeps the reads
+  if (sum == 0x9e3779b9u) *out = sum;  // keeps the reads; out is no part of what is read
 }
 
 }  // namespace
@@ -60,6 +60,15 @@ Device::Device(const DeviceOptions& options) {
     throw Error("--device cuda: {} has compute capability {}.{}; the kernels need {}.0 or later", properties.name,
                 properties.major, properties.minor, kLeastMajor);
   check_cuda(cudaSetDevice(options.index));
+  // The host side overlaps launches and forms clusters on 9.0 and later; code for less would not wait, nor be a
+  // cluster.
+  cudaFuncAttributes code;
+  check_cuda(cudaFuncGetAttributes(&code, read_all));
+  if (properties.major >= 9 && code.ptxVersion < 90)
+    throw Error(
+        "--device cuda: {} has compute capability {}.{}, but this build holds code for {}.{} only; build with 90 "
+        "among CMAKE_CUDA_ARCHITECTURES",
+        properties.name, properties.major, properties.minor, code.ptxVersion / 10, code.ptxVersion % 10);
   info_ = {properties.name,
            version_text(driver),
            options.index,
@@ -112,12 +121,14 @@ void Buffer::upload(std::span<const std::byte> from, int64_t at) {
 
 void Buffer::download(std::span<std::byte> to, int64_t at) const {
   assert(at >= 0 && at + int64_t(to.size()) <= bytes_);
+  check_cuda(cudaDeviceSynchronize());  // streams here do not wait for the default one, nor it for them
   check_cuda(cudaMemcpy(to.data(), data_ + at, to.size(), cudaMemcpyDeviceToHost));
 }
 
 void Buffer::copy_within(int64_t from, int64_t to, int64_t bytes) {
   assert(std::min(from, to) >= 0 && std::max(from, to) + bytes <= bytes_);
   check_cuda(cudaMemcpy(data_ + to, data_ + from, size_t(bytes), cudaMemcpyDeviceToDevice));
+  check_cuda(cudaDeviceSynchronize());
 }
 
 void Buffer::fill(uint8_t byte) {
@@ -166,14 +177,15 @@ double Stopwatch::stop_ms(Stream& stream) {
   return ms;
 }
 
-double measure_read_gb_s(const Device& device, Stream& stream, const Buffer& buffer) {
+double measure_read_gb_s(Device& device, Stream& stream, const Buffer& buffer) {
   Stopwatch watch;
+  const Buffer sum(device, sizeof(unsigned), "the read rate's sum");
   double best = 0;
   const size_t count = size_t(buffer.bytes()) / sizeof(uint4);
   for (int round = 0; round < 6; ++round) {
     watch.start(stream);
     read_all<<<device.info().multiprocessors * 16, 512, 0, stream.handle()>>>(buffer.as<const uint4>(), count,
-                                                                              buffer.as<unsigned>());
+                                                                              sum.as<unsigned>());
     check_cuda(cudaGetLastError());
     const double ms = watch.stop_ms(stream);
     if (round > 0) best = std::max(best, double(count * sizeof(uint4)) / ms / 1e6);

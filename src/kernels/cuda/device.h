@@ -128,6 +128,6 @@ class Stopwatch {
 };
 
 /// The best of several sequential reads of `buffer`, which must be larger than the device's cache. GB/s (10^9 bytes).
-double measure_read_gb_s(const Device& device, Stream& stream, const Buffer& buffer);
+double measure_read_gb_s(Device& device, Stream& stream, const Buffer& buffer);
 
 }  // namespace lacuna::cuda
