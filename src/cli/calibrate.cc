@@ -85,7 +85,7 @@ std::string histograms_svg(const calibrate::Statistics& statistics) {
     svg.text(kLeft + i * (kWidth + kGap), 16, fmt::format("|x| of {}", name_of(model::Input(i))));
   for (int l = 0; l < rows; ++l) {
     const int y = kTop + l * (kHeight + kGap);
-    svg.text(4, y + kHeight / 2, fmt::format("layer {}", l));
+    svg.text(4, y + 0.5 * kHeight, fmt::format("layer {}", l));
     for (int i = 0; i < int(model::kInputs); ++i) {
       const calibrate::Histogram& histogram = statistics.magnitude[size_t(l)][size_t(i)];
       const std::vector<float> edges = bin_edges(histogram);
