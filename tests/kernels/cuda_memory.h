@@ -47,9 +47,6 @@ class OnDevice {
   explicit OnDevice(const std::vector<T>& values) : OnDevice(values.size()) { *this = values; }
   OnDevice& operator=(const std::vector<T>& values) {
     buffer_.upload(std::as_bytes(std::span(values)));
-    // A copy from pageable memory may still be on its way; a copy back comes after it.
-    std::byte last;
-    if (!values.empty()) buffer_.download({&last, 1}, int64_t(values.size() * sizeof(T)) - 1);
     return *this;
   }
   T* data() const { return buffer_.as<T>(); }

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void collect_active(const Device& device, Stream& stream, const float* x, int64_t K, const float* norms, float t,
                     int32_t* list, int32_t* count) {
-  launch_overlapping(device, stream, collect, 1, kThreads, x, int(K), norms, t, list, count);
+  launch_kernel(device, stream, collect, {dim3(1), kThreads}, x, int(K), norms, t, list, count);
 }
 
 }  // namespace lacuna::cuda

@@ -134,6 +134,7 @@ void Buffer::copy_within(int64_t from, int64_t to, int64_t bytes) {
 void Buffer::fill(uint8_t byte) {
   check_cuda(cudaMemset(data_, byte, size_t(bytes_)));
   check_cuda(cudaDeviceSynchronize());
+  check_cuda(cudaDeviceSynchronize());
 }
 
 // ---- Stream, Graph, Stopwatch ----

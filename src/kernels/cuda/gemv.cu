@@ -87,9 +87,9 @@ void launch_gemv(const Device& device, Stream& stream, const layout::Layout& lay
   if (args.weights.rows == 0) return;
   if (args.weights.rows > kMostRows)
     throw Error("{} superblock rows; the CUDA kernels take at most {}", args.weights.rows, kMostRows);
-  launch_overlapping(device, stream, kernel->by_inputs[size_t(args.inputs)],
-                     dim3(unsigned(plan.segments), unsigned(args.weights.rows)), unsigned(plan.warps * kWarpSize),
-                     make_params(column_form(layout), plan, args));
+  launch_kernel(device, stream, kernel->by_inputs[size_t(args.inputs)],
+                {dim3(unsigned(plan.segments), unsigned(args.weights.rows)), plan.warps * kWarpSize},
+                make_params(column_form(layout), plan, args));
 }
 
 }  // namespace lacuna::cuda

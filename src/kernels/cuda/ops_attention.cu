@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/ops_block.cuh"
-#include "kernels/cuda/ops_launch.cuh"
+#include "kernels/cuda/launch.cuh"
 
 namespace lacuna::cuda {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/ops_launch.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/rows_frag.cuh"
