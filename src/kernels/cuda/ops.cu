@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/ops_block.cuh"
-#include "kernels/cuda/launch.cuh"
 
 namespace lacuna::cuda {
 namespace {

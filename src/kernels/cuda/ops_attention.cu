@@ -6,9 +6,9 @@
 #include <climits>
 
 #include "core/error.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/ops_block.cuh"
-#include "kernels/cuda/launch.cuh"
 
 namespace lacuna::cuda {
 namespace {
