@@ -77,7 +77,7 @@ std::vector<std::byte> random_weight(const layout::Layout& l, layout::Shape shap
   std::vector<float> w(size_t(shape.K));
   std::vector<std::byte> rows;
   const int64_t bytes = l.row_bytes(shape.K);
-  rows.resize(size_t(l.size_bytes(l, shape)));
+  rows.resize(size_t(l.size_bytes(shape)));
   // 16 encoded rows, repeated: the time does not depend on the values.
   for (int64_t n = 0; n < shape.N; ++n) {
     std::byte* out = rows.data() + n * bytes;

@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       try {
         const layout::Layout& layout = io::packed_layout(name, tensor, "fuzz.gguf");
         const layout::Params params = io::packed_params(name, tensor, layout, "fuzz.gguf");
-        if (params.tile_rows < 0 || layout.size_bytes(layout, tensor.shape) <= 0) std::abort();
+        if (params.tile_rows < 0 || params.group_size < 0 || layout.size_bytes(tensor.shape, params) <= 0) std::abort();
       } catch (const Error&) {
       }
     }

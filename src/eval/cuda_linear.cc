@@ -310,7 +310,7 @@ BenchRow Bench::time(Mode mode, std::string& plans) {
   for (const Kind& kind : kinds_) {
     const double share = mode == Mode::dense ? 1 : double(kind.active.size()) / double(kind.x.size());
     for (const layout::Shape& shape : kind.shapes) {
-      const double bytes = double(layout_.size_bytes(layout_, shape));
+      const double bytes = double(layout_.size_bytes(shape));
       all += bytes;
       skipped += bytes * (1 - share);
     }

@@ -73,7 +73,8 @@ void Checkpoint::Data::read_gguf() {
       const layout::Layout& layout = packed_layout(tensor.name, packed->second, path);
       const layout::Params params = packed_params(tensor.name, packed->second, layout, path);
       const layout::Shape shape = packed->second.shape;
-      const int64_t bytes = layout.size_bytes(layout, shape);
+      const int64_t bytes = naming_file(fmt::format("{}: tensor {}", path, tensor.name),
+                                        [&] { return layout.size_bytes(shape, params); });
       if (bytes != int64_t(tensor.bytes.size()))
         throw Error("{}: tensor {}: {} [{}, {}] takes {} bytes, found {}", path, tensor.name, layout.name, shape.N,
                     shape.K, bytes, tensor.bytes.size());

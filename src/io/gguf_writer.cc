@@ -83,7 +83,7 @@ Manifest plan_manifest(const std::vector<TensorPlan>& tensors, const Metadata& m
     ManifestTensor entry = manifest_entry(*tensor.layout, {tensor.dims[0], tensor.dims[1]}, tensor.params);
     const auto copied = older.find(tensor.name);
     if (copied != older.end() && copied->second.layout == entry.layout && copied->second.shape == entry.shape &&
-        copied->second.params == entry.params)
+        copied->second.params == entry.params && copied->second.nnz == entry.nnz)
       entry = copied->second;
     out.emplace(tensor.name, std::move(entry));
   }
@@ -103,7 +103,7 @@ int64_t planned_bytes(const TensorPlan& tensor) {
       throw Error("tensor {}: {} dimensions; {} holds matrices only", tensor.name, tensor.dims.size(),
                   tensor.layout->name);
     layout::check_params(*tensor.layout, tensor.params);
-    return tensor.layout->size_bytes(*tensor.layout, {tensor.dims[0], tensor.dims[1]});
+    return tensor.layout->size_bytes({tensor.dims[0], tensor.dims[1]}, tensor.params);
   }
   const int64_t K = tensor.dims.back();
   if (K % tensor.layout->block_cols != 0)

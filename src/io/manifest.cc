@@ -11,7 +11,6 @@ namespace lacuna::io {
 namespace {
 
 constexpr size_t kSha256Digits = 64;
-constexpr const char* kTileRows = "tile_rows";
 
 void refuse_other_keys(const nlohmann::json& object, std::initializer_list<std::string_view> known,
                        const std::string& where) {
@@ -74,27 +73,41 @@ const layout::Layout& packed_layout(const std::string& tensor, const ManifestTen
 
 layout::Params packed_params(const std::string& tensor, const ManifestTensor& entry, const layout::Layout& layout,
                              const std::string& where) {
+  const std::span<const layout::Parameter> known = layout::parameters(layout);
+  std::string names;
+  for (const layout::Parameter& parameter : known) names += (names.empty() ? "" : ", ") + std::string(parameter.name);
   for (const auto& [name, value] : entry.params)
-    if (name != kTileRows)
-      throw Error("{}: tensor {}: unknown parameter \"{}\"; {} has {}", where, tensor, name, layout.name, kTileRows);
-  const auto tile_rows = entry.params.find(kTileRows);
-  if (tile_rows == entry.params.end())
-    throw Error("{}: tensor {}: {} needs the parameter {}", where, tensor, layout.name, kTileRows);
-  const layout::Params out{.tile_rows = tile_rows->second};
+    if (std::ranges::find(known, name, &layout::Parameter::name) == known.end())
+      throw Error("{}: tensor {}: unknown parameter \"{}\"; {} has {}", where, tensor, name, layout.name,
+                  names.empty() ? "none" : names);
+  layout::Params out;
+  for (const layout::Parameter& parameter : known) {
+    const auto value = entry.params.find(std::string(parameter.name));
+    if (value == entry.params.end())
+      throw Error("{}: tensor {}: {} needs the parameter {}", where, tensor, layout.name, parameter.name);
+    out.*parameter.value = value->second;
+  }
+  if (layout.family == layout::Family::bitmask) out.nnz = entry.nnz;
   try {
     layout::check_params(layout, out);
   } catch (const Error& error) {
     throw Error("{}: tensor {}: {}", where, tensor, error.what());
   }
+  if (const int64_t kept = layout::kept_weights(layout, entry.shape, out); entry.nnz != kept)
+    throw Error("{}: tensor {}: nnz = {}, but {} [{}, {}] keeps {}", where, tensor, entry.nnz, layout.name,
+                entry.shape.N, entry.shape.K, kept);
   return out;
 }
 
 ManifestTensor manifest_entry(const layout::Layout& layout, layout::Shape shape, layout::Params params) {
-  return {.layout = std::string(layout.name),
-          .shape = shape,
-          .nnz = shape.N * shape.K,
-          .params = {{kTileRows, params.tile_rows}},
-          .sha256 = {}};
+  ManifestTensor out{.layout = std::string(layout.name),
+                     .shape = shape,
+                     .nnz = layout::kept_weights(layout, shape, params),
+                     .params = {},
+                     .sha256 = {}};
+  for (const layout::Parameter& parameter : layout::parameters(layout))
+    out.params[std::string(parameter.name)] = params.*parameter.value;
+  return out;
 }
 
 std::string format_manifest(const Manifest& manifest, std::map<std::string, size_t, std::less<>>& sha256_at) {

@@ -3,8 +3,9 @@
 // A JSON string under one metadata key, so that any GGUF tool can list the file:
 //   {"version": 1, "tensors": {NAME: {"layout": LAYOUT, "N": outputs, "K": inputs, "nnz": kept weights,
 //    "params": {PARAMETER: integer, ...}, "sha256": 64 hex digits of the source tensor's bytes}, ...}}
-// Every key is needed; others are refused. The zigzag layouts drop no weight (nnz = N*K) and have the one parameter
-// tile_rows.
+// Every key is needed; others are refused. The parameters are those of the layout (layout::parameters): tile_rows of
+// the zigzag layouts, group_size of gq, group_size and octets of bm (bm16: octets), none of nm24_q4. nnz is N*K but in
+// bm, and half of that in nm24_q4.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +37,7 @@ Manifest parse_manifest(std::string_view text, const std::string& where);
 /// The layout that a manifest names. Throws Error naming the tensor and listing the packed layouts when there is none.
 const layout::Layout& packed_layout(const std::string& tensor, const ManifestTensor& entry, const std::string& where);
 /// The parameters of an entry of that layout. Throws Error naming the tensor for one that the layout does not have, one
-/// that is missing, and a value that it does not take.
+/// that is missing, a value that it does not take, and an nnz that the layout cannot have.
 layout::Params packed_params(const std::string& tensor, const ManifestTensor& entry, const layout::Layout& layout,
                              const std::string& where);
 

@@ -10,10 +10,11 @@
 #include "core/mapped_file.h"
 #include "core/progress.h"
 #include "core/sha256.h"
+#include "io/gguf_model.h"
 #include "io/gguf_writer.h"
-#include "io/manifest.h"
-#include "io/rope_scaling.h"
 #include "layout/fallback.h"
+#include "layout/grouped.h"
+#include "layout/nm24_q4.h"
 #include "layout/zigzag.h"
 
 namespace lacuna::io {
@@ -21,45 +22,8 @@ namespace {
 
 constexpr int64_t kChunkBytes = int64_t{8} << 20;  // of the output, in memory at once
 constexpr int64_t kStripCols = 512;                // of a task, a multiple of every block
-constexpr std::string_view kRopeFactors = "rope_freqs.weight";
 constexpr float kLargestHalf = 65504;
 constexpr double kHeadBits = 6.5;  // a head below q6_K costs more quality than it saves
-
-bool is_matrix(const Tensor& tensor) { return tensor.dims.size() >= 2 && tensor.name.ends_with(".weight"); }
-
-/// GGUF's general.file_type for a file of mostly this layout (llama.cpp's numbering); it has none for zigzag layouts.
-std::optional<uint32_t> file_type(layout::Id id) {
-  switch (id) {
-    case layout::Id::f32:
-      return 0;
-    case layout::Id::f16:
-      return 1;
-    case layout::Id::bf16:
-      return 32;
-    case layout::Id::q4_0:
-      return 2;
-    case layout::Id::q4_1:
-      return 3;
-    case layout::Id::q5_0:
-      return 8;
-    case layout::Id::q5_1:
-      return 9;
-    case layout::Id::q8_0:
-      return 7;
-    case layout::Id::q2_K:
-      return 10;
-    case layout::Id::q3_K:
-      return 11;
-    case layout::Id::q4_K:
-      return 14;
-    case layout::Id::q5_K:
-      return 16;
-    case layout::Id::q6_K:
-      return 18;
-    default:
-      return std::nullopt;
-  }
-}
 
 layout::Id wanted_layout(const Checkpoint& source, const Tensor& tensor, const QuantizeOptions& options) {
   if (!is_matrix(tensor)) return layout::Id::f32;
@@ -75,68 +39,28 @@ layout::Id wanted_layout(const Checkpoint& source, const Tensor& tensor, const Q
   return layout::get(id).bits_per_weight() < kHeadBits ? layout::Id::q6_K : id;
 }
 
-/// What each rotary frequency is divided by under Llama 3.1's scaling, which GGUF stores as a tensor, not as keys;
-/// empty for models without it.
-std::vector<float> llama3_rope_factors(const Checkpoint& source) {
-  const Metadata& metadata = source.metadata();
-  const std::string prefix = source.architecture() + ".rope.";
-  if (metadata.string(prefix + "scaling.type").value_or("") != "llama3" || source.find(kRopeFactors)) return {};
-  const Llama3Scaling scaling{.factor = metadata.need_number(prefix + "scaling.factor"),
-                              .low_freq_factor = metadata.need_number(prefix + "scaling.low_freq_factor"),
-                              .high_freq_factor = metadata.need_number(prefix + "scaling.high_freq_factor"),
-                              .original_context = metadata.need_number(prefix + "scaling.original_context_length")};
-  if (!(scaling.low_freq_factor < scaling.high_freq_factor))
-    throw Error("{}: {}scaling.low_freq_factor {} must be less than high_freq_factor {}", source.path(), prefix,
-                scaling.low_freq_factor, scaling.high_freq_factor);
-  const double base = metadata.need_number(prefix + "freq_base");
-  const int64_t n_rot = metadata.need_integer(prefix + "dimension_count");
-  std::vector<float> factors;
-  for (int64_t i = 0; i < n_rot; i += 2)
-    factors.push_back(float(1 / scaling.multiplier(std::pow(base, -double(i) / double(n_rot)))));
-  return factors;
-}
+/// Whether only whole rows of this layout can be read or written, by functions that know the matrix.
+bool is_grouped(const layout::Layout& layout) { return layout.family != layout::Family::rows && !layout.zigzag; }
 
-Metadata output_metadata(const Checkpoint& source, const QuantizeOptions& options, bool rope_as_tensor) {
-  const auto type = file_type(options.layout);
-  Metadata out;
-  for (const auto& [key, value] : source.metadata().entries())
-    if (!key.starts_with("split.") && !key.starts_with("quantize.") && key != kManifestKey &&
-        (type || key != "general.file_type") &&
-        !(rope_as_tensor && key.starts_with(source.architecture() + ".rope.scaling.")))
-      out.set(key, value);
-  if (source.vocabulary().model != Vocabulary::Model::none && !out.contains("tokenizer.ggml.model"))
-    vocabulary_to_metadata(source.vocabulary(), out);
-  out.set("general.quantization_version", uint32_t{2});
-  if (type) out.set("general.file_type", *type);
+/// Those of `wanted` that the layout has.
+layout::Params own_params(const layout::Layout& layout, layout::Params wanted) {
+  layout::Params out;
+  for (const layout::Parameter& parameter : layout::parameters(layout)) out.*parameter.value = wanted.*parameter.value;
   return out;
-}
-
-/// Row of the output -> row of the source; empty: the same.
-std::vector<int64_t> row_order(const Checkpoint& source, const Tensor& tensor) {
-  if (source.architecture() != "llama" || source.rope_pairs() != RopePairs::halves) return {};
-  const bool q = tensor.name.find(".attn_q.") != std::string::npos;
-  const bool k = tensor.name.find(".attn_k.") != std::string::npos;
-  if (!q && !k) return {};
-  const int64_t n_heads = source.metadata().need_integer("llama.attention.head_count");
-  const int64_t heads = q ? n_heads : source.metadata().integer("llama.attention.head_count_kv").value_or(n_heads);
-  const int64_t rows = is_matrix(tensor) ? tensor.shape.N : tensor.shape.K;  // a bias is one row of K values
-  if (heads <= 0 || rows % heads != 0 || rows / heads % 2 != 0)
-    throw Error("{}: {} rows cannot be {} heads of an even size", tensor.name, rows, heads);
-  return rope_adjacent_rows(heads, rows / heads);
 }
 
 /// Converts one tensor, in regions of at most 256 rows and kStripCols columns: what fits the second cache.
 class Converter {
  public:
-  Converter(const Tensor& tensor, const QuantizeReport::Tensor& planned, std::vector<int64_t> order)
+  Converter(const Tensor& tensor, const layout::Layout& to, layout::Params params, std::vector<int64_t> order)
       : tensor_(tensor),
         from_(*tensor.layout),
-        to_(*planned.stored),
-        params_(planned.params),
+        to_(to),
+        params_(params),
         K_(tensor.shape.K),
         matrix_(is_matrix(tensor)),
         order_(std::move(order)) {
-    strip_cols_ = matrix_ ? kStripCols : K_;
+    strip_cols_ = matrix_ && !is_grouped(from_) ? kStripCols : K_;
   }
 
   /// Row layouts: rows [row0, row0 + count) of the output into `out`.
@@ -151,6 +75,35 @@ class Converter {
         encode_rows(region, w, out.subspan(size_t(first * to_.row_bytes(K_))));
       }
     });
+  }
+
+  /// gq, bm and nm24_q4: the whole matrix. Weights that are 0 are those that bm and nm24_q4 drop. Returns the SHA-256
+  /// of the source's bytes.
+  std::string grouped(ThreadPool& pool, std::vector<std::byte>& out) const {
+    if (&from_ == &to_ && own_params(to_, tensor_.params) == own_params(to_, params_)) {
+      layout::check_bytes(from_, tensor_.shape, tensor_.bytes, tensor_.params);
+      out.assign(tensor_.bytes.begin(), tensor_.bytes.end());
+      return sha256_hex(tensor_.bytes);
+    }
+    if (to_.family == layout::Family::two_of_four)
+      pack_two_of_four(pool, out);
+    else if (to_.bits == 16)
+      pack_values(pool, out);
+    else
+      pack_codes(pool, out);
+    return sha256_hex(tensor_.bytes);
+  }
+
+  /// The params of a bm layout with the octets and nnz that this tensor's zeros make.
+  layout::Params count_kept(layout::Params params) const {
+    std::vector<float> w;
+    for (int64_t n = 0; n < tensor_.shape.N; ++n) {
+      decode({n, 1, 0, K_}, w);
+      const auto kept = K_ - int64_t(std::count(w.begin(), w.end(), 0.0f));
+      params.nnz += kept;
+      params.octets += (kept + 7) / 8;
+    }
+    return params;
   }
 
   /// Zigzag layouts: the whole matrix. Returns the SHA-256 of the source's bytes.
@@ -187,12 +140,84 @@ class Converter {
     return tensor_.bytes.subspan(size_t(at), size_t(from_.row_bytes(cols)));
   }
 
+  /// Calls work(first row, rows decoded: [rows, K]) for pieces of the matrix.
+  template <class Work>
+  void each_piece(ThreadPool& pool, const Work& work) const {
+    constexpr int64_t kRows = 16;
+    pool.parallel_for(tensor_.shape.N, kRows, [&](int64_t begin, int64_t end) {
+      std::vector<float> w;
+      for (int64_t n = begin; n < end; n += kRows) {
+        const int64_t rows = std::min(kRows, end - n);
+        decode({n, rows, 0, K_}, w);
+        work(n, rows, w);
+      }
+    });
+  }
+
+  void pack_codes(ThreadPool& pool, std::vector<std::byte>& out) const {
+    const int64_t N = tensor_.shape.N, K = K_, groups = layout::group_count(K, params_.group_size);
+    const bool masked = to_.family == layout::Family::bitmask;
+    std::vector<uint8_t> code(size_t(N * K)), keep(masked ? code.size() : 0);
+    std::vector<float> scale(size_t(N * groups)), zero(scale.size());
+    each_piece(pool, [&](int64_t first, int64_t rows, std::span<const float> w) {
+      for (int64_t i = 0; i < rows; ++i) {
+        const auto row = w.subspan(size_t(i * K), size_t(K));
+        const auto at = size_t((first + i) * K), group = size_t((first + i) * groups);
+        const auto mask = masked ? std::span(keep).subspan(at, size_t(K)) : std::span<uint8_t>();
+        for (size_t k = 0; k < mask.size(); ++k) mask[k] = row[k] != 0.0f;
+        layout::round_to_grid(to_.bits, params_.group_size, row, mask, std::span(code).subspan(at, size_t(K)),
+                              std::span(scale).subspan(group, size_t(groups)),
+                              std::span(zero).subspan(group, size_t(groups)));
+        const float largest = magnitude(row), top = float((1 << to_.bits) - 1);
+        if (largest > kLargestHalf)
+          check_held(largest, top * *std::max_element(&scale[group], &scale[group] + groups), source_row(first + i));
+      }
+    });
+    layout::pack_grouped(to_, tensor_.shape, own_group(), {code, scale, zero, keep}, out, &pool);
+  }
+
+  void pack_values(ThreadPool& pool, std::vector<std::byte>& out) const {
+    const int64_t K = K_;
+    std::vector<float> values(size_t(tensor_.shape.N * K));
+    std::vector<uint8_t> keep(values.size());
+    each_piece(pool, [&](int64_t first, int64_t rows, std::span<const float> w) {
+      std::copy(w.begin(), w.end(), values.begin() + ptrdiff_t(first * K));
+      for (int64_t i = 0; i < rows * K; ++i) keep[size_t(first * K + i)] = w[size_t(i)] != 0.0f;
+    });
+    naming_file(tensor_.name, [&] { layout::pack_values(to_, tensor_.shape, values, keep, out, &pool); });
+  }
+
+  void pack_two_of_four(ThreadPool& pool, std::vector<std::byte>& out) const {
+    out.resize(size_t(to_.size_bytes(tensor_.shape)));
+    each_piece(pool, [&](int64_t first, int64_t rows, std::span<const float> w) {
+      std::vector<uint8_t> keep(static_cast<size_t>(K_));
+      std::vector<layout::Nm24Q4Block> blocks(size_t(K_ / layout::Nm24Q4Block::kCols));
+      for (int64_t i = 0; i < rows; ++i) {
+        const auto row = w.subspan(size_t(i * K_), size_t(K_));
+        naming_file(fmt::format("{}: row {}", tensor_.name, source_row(first + i)), [&] {
+          layout::keep_two_of_four(row, keep);
+          layout::encode_row(row, keep, blocks);
+        });
+        const auto bytes = std::as_bytes(std::span(blocks));
+        std::memcpy(out.data() + size_t(first + i) * bytes.size(), bytes.data(), bytes.size());
+        if (magnitude(row) <= kLargestHalf) continue;
+        std::vector<float> stored(row.size());
+        for (size_t b = 0; b < blocks.size(); ++b) layout::decode_block(blocks[b], &stored[64 * b]);
+        check_held(magnitude(row), magnitude(stored), source_row(first + i));
+      }
+    });
+  }
+
+  layout::Params own_group() const { return {.group_size = params_.group_size}; }
+
   /// w: [rows, cols]. Returns the largest magnitude.
   float decode(const Region& region, std::vector<float>& w) const {
     w.resize(size_t(region.rows * region.cols));
     if (from_.zigzag)
       layout::decode_zigzag_columns(from_, tensor_.shape, tensor_.params, tensor_.bytes, region.row0, region.rows,
                                     region.k0, region.cols, w.data());
+    else if (is_grouped(from_))
+      layout::decode_rows(from_, tensor_.shape, tensor_.bytes, region.row0, region.rows, w.data(), tensor_.params);
     else
       for (int64_t i = 0; i < region.rows; ++i)
         from_.decode_row(from_, source_bytes(region.row0 + i, region.k0, region.cols),
@@ -279,7 +304,7 @@ void check_options(const QuantizeOptions& options) {
   for (const auto& [name, params] : options.tensor_params) layout::check_params(layout::get(options.layout), params);
   for (const auto& [id, what] :
        {std::pair{options.head_layout, "output head"}, std::pair{options.embedding_layout, "embedding table"}})
-    if (id && layout::get(*id).zigzag)
+    if (id && layout::get(*id).family != layout::Family::rows)
       throw Error("the {} cannot be {}: give it a row layout, one of {}", what, layout::get(*id).name,
                   layout::known_row_names());
 }
@@ -301,11 +326,10 @@ QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& op
   for (const Tensor& tensor : source.tensors()) {
     const layout::Id wanted = wanted_layout(source, tensor, options);
     const layout::Layout& stored = layout::get(layout::fitting_layout(wanted, tensor.shape.K));
-    layout::Params params;
-    if (stored.zigzag) {
-      const auto own = options.tensor_params.find(tensor.name);
-      params = own == options.tensor_params.end() ? options.params : own->second;
-    }
+    const auto own = options.tensor_params.find(tensor.name);
+    layout::Params params = own_params(stored, own == options.tensor_params.end() ? options.params : own->second);
+    if (stored.family == layout::Family::bitmask)
+      params = Converter(tensor, stored, params, gguf_row_order(source, tensor)).count_kept(params);
     report.tensors.push_back({.name = tensor.name,
                               .dims = tensor.dims,
                               .source = tensor.layout,
@@ -313,7 +337,7 @@ QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& op
                               .stored = &stored,
                               .params = params,
                               .count = tensor.shape.N * tensor.shape.K,
-                              .bytes = stored.size_bytes(stored, tensor.shape)});
+                              .bytes = stored.size_bytes(tensor.shape, params)});
     const QuantizeReport::Tensor& planned = report.tensors.back();
     report.params += planned.count;
     report.bytes += planned.bytes;
@@ -360,7 +384,7 @@ QuantizeReport quantize(const Checkpoint& source, const std::string& path, const
   for (const QuantizeReport::Tensor& tensor : report.tensors)
     plan.push_back({tensor.name, tensor.stored, tensor.dims, tensor.params});
   const std::vector<float> rope_factors = llama3_rope_factors(source);
-  GgufWriter writer(path, output_metadata(source, options, !rope_factors.empty()), std::move(plan));
+  GgufWriter writer(path, gguf_metadata(source, options.layout), std::move(plan));
 
   std::optional<Progress> progress;
   if (options.progress) progress.emplace("quantize", report.bytes, "B");
@@ -368,10 +392,10 @@ QuantizeReport quantize(const Checkpoint& source, const std::string& path, const
   for (size_t t = 0; t < source.tensors().size(); ++t) {
     const Tensor& tensor = source.tensors()[t];
     const layout::Layout& to = *report.tensors[t].stored;
-    const Converter converter(tensor, report.tensors[t], row_order(source, tensor));
-    if (to.zigzag) {
+    const Converter converter(tensor, to, report.tensors[t].params, gguf_row_order(source, tensor));
+    if (to.family != layout::Family::rows) {
       chunk.resize(size_t(report.tensors[t].bytes));
-      writer.set_source_sha256(tensor.name, converter.zigzag(pool, chunk));
+      writer.set_source_sha256(tensor.name, to.zigzag ? converter.zigzag(pool, chunk) : converter.grouped(pool, chunk));
       writer.write(chunk);
       if (progress) progress->add(int64_t(chunk.size()));
     } else {

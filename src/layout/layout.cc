@@ -11,8 +11,11 @@
 
 #include "core/checked_math.h"
 #include "core/error.h"
+#include "layout/bm.h"
 #include "layout/fallback.h"
 #include "layout/float_rows.h"
+#include "layout/gq.h"
+#include "layout/nm24_q4.h"
 #include "layout/q2_K.h"
 #include "layout/q3_K.h"
 #include "layout/q4_0.h"
@@ -34,8 +37,7 @@ void check_not_negative(Shape shape) {
     throw Error("the shape is [{}, {}], but neither number may be negative; the file is damaged", shape.N, shape.K);
 }
 
-int64_t size_bytes(const Layout& layout, Shape shape) {
-  check_not_negative(shape);
+int64_t rows_size(const Layout& layout, Shape shape, Params) {
   if (shape.K % layout.block_cols != 0)
     throw Error("K = {}, but {} needs a multiple of {}; store it as {} instead", shape.K, layout.name,
                 layout.block_cols, get(fitting_layout(layout.id, shape.K)).name);
@@ -45,8 +47,7 @@ int64_t size_bytes(const Layout& layout, Shape shape) {
   return *size;
 }
 
-int64_t zigzag_size_bytes(const Layout& layout, Shape shape) {
-  check_not_negative(shape);
+int64_t zigzag_size(const Layout& layout, Shape shape, Params) {
   const auto row = checked_mul(shape.K, layout.block_bytes);
   const auto size = row ? checked_mul(*row, super_rows(shape.N)) : row;
   if (!size) throw Error("[{}, {}] in {} is more than 2^63 bytes; the file is damaged", shape.N, shape.K, layout.name);
@@ -114,8 +115,7 @@ bool has_finite_scales(const Block& block) {
 }
 
 template <class Block>
-int64_t first_bad_block_row(const Layout& layout, Shape shape, std::span<const std::byte> bytes) {
-  assert(int64_t(bytes.size()) == size_bytes(layout, shape));
+int64_t first_bad_block_row(const Layout& layout, Shape shape, Params, std::span<const std::byte> bytes) {
   const size_t blocks = size_t(shape.K / layout.block_cols);
   for (size_t b = 0; b < bytes.size() / sizeof(Block); ++b)
     if (!has_finite_scales(load_block<Block>(bytes, b))) return int64_t(b / blocks);
@@ -137,48 +137,120 @@ void decode_float_row(const Layout& layout, std::span<const std::byte> row, std:
 }
 
 template <bool (*is_finite_row)(std::span<const std::byte>)>
-int64_t first_bad_float_row(const Layout& layout, Shape shape, std::span<const std::byte> bytes) {
+int64_t first_bad_float_row(const Layout& layout, Shape shape, Params, std::span<const std::byte> bytes) {
   const size_t stride = size_t(layout.row_bytes(shape.K));
-  assert(int64_t(bytes.size()) == size_bytes(layout, shape));
   for (int64_t n = 0; n < shape.N; ++n)
     if (!is_finite_row(bytes.subspan(size_t(n) * stride, stride))) return n;
   return -1;
 }
 
-template <class Block>
-constexpr Layout block_layout(Id id, std::string_view name, int ggml_type) {
-  return {id,
-          name,
-          ggml_type,
-          Block::kCols,
-          int64_t(sizeof(Block)),
-          size_bytes,
-          encode_row_of_blocks<Block>,
-          decode_row_of_blocks<Block>,
-          first_bad_block_row<Block>};
+void decode_rows_alone(const Layout& layout, Shape shape, Params, std::span<const std::byte> bytes, int64_t row0,
+                       int64_t rows, float* out) {
+  const size_t stride = size_t(layout.row_bytes(shape.K)), K = size_t(shape.K);
+  for (int64_t n = 0; n < rows; ++n)
+    layout.decode_row(layout, bytes.subspan(size_t(row0 + n) * stride, stride), {out + size_t(n) * K, K});
 }
 
-constexpr Layout zigzag_layout(Id id, std::string_view name, Id superblock, int64_t superblock_bytes) {
+void decode_nm24(const Layout&, Shape shape, Params, std::span<const std::byte> bytes, int64_t row0, int64_t rows,
+                 float* out) {
+  const auto blocks = size_t(shape.K / Nm24Q4Block::kCols);
+  for (size_t b = size_t(row0) * blocks; b < size_t(row0 + rows) * blocks; ++b, out += Nm24Q4Block::kCols)
+    decode_block(load_block<Nm24Q4Block>(bytes, b), out);
+}
+
+int64_t first_bad_nm24_row(const Layout&, Shape shape, Params, std::span<const std::byte> bytes) {
+  const auto blocks = size_t(shape.K / Nm24Q4Block::kCols);
+  for (size_t b = 0; b < bytes.size() / sizeof(Nm24Q4Block); ++b) {
+    const auto block = load_block<Nm24Q4Block>(bytes, b);
+    if (!is_finite(block.scale) || !is_ascending(block)) return int64_t(b / blocks);
+  }
+  return -1;
+}
+
+template <class Block>
+constexpr Layout block_layout(Id id, std::string_view name, int ggml_type) {
+  return {.id = id,
+          .name = name,
+          .ggml_type = ggml_type,
+          .block_cols = Block::kCols,
+          .block_bytes = int64_t(sizeof(Block)),
+          .size = rows_size,
+          .encode_row = encode_row_of_blocks<Block>,
+          .decode_row = decode_row_of_blocks<Block>,
+          .decode = decode_rows_alone,
+          .first_bad = first_bad_block_row<Block>};
+}
+
+template <void (*encode)(std::span<const float>, std::span<std::byte>),
+          void (*decode)(std::span<const std::byte>, std::span<float>), bool (*finite)(std::span<const std::byte>)>
+constexpr Layout float_layout(Id id, std::string_view name, int ggml_type, int64_t bytes) {
+  return {.id = id,
+          .name = name,
+          .ggml_type = ggml_type,
+          .block_cols = 1,
+          .block_bytes = bytes,
+          .size = rows_size,
+          .encode_row = encode_float_row<encode>,
+          .decode_row = decode_float_row<decode>,
+          .decode = decode_rows_alone,
+          .first_bad = first_bad_float_row<finite>};
+}
+
+constexpr Layout packed_layout(Id id, std::string_view name, Family family, Id row_id) {
   return {.id = id,
           .name = name,
           .ggml_type = -1,
           .block_cols = 1,
-          .block_bytes = superblock_bytes,
-          .size_bytes = zigzag_size_bytes,
+          .block_bytes = 0,
+          .size = gq_size,
           .encode_row = nullptr,
           .decode_row = nullptr,
-          .first_bad_row = nullptr,
-          .zigzag = true,
-          .superblock = superblock};
+          .decode = decode_gq,
+          .first_bad = first_bad_gq_row,
+          .family = family,
+          .zigzag = family == Family::zigzag,
+          .row_id = row_id};
+}
+
+constexpr Layout zigzag_layout(Id id, std::string_view name, Id superblock, int64_t superblock_bytes) {
+  Layout out = packed_layout(id, name, Family::zigzag, superblock);
+  out.block_bytes = superblock_bytes;
+  out.size = zigzag_size;
+  out.decode = decode_zigzag;
+  out.first_bad = first_bad_zigzag_output;
+  return out;
+}
+
+constexpr Layout gq_layout(Id id, std::string_view name, int bits, Id row_id) {
+  Layout out = packed_layout(id, name, Family::grouped, row_id);
+  out.bits = bits;
+  return out;
+}
+
+constexpr Layout bitmask_layout(Id id, std::string_view name, int bits, Id row_id) {
+  Layout out = packed_layout(id, name, Family::bitmask, row_id);
+  out.size = bitmask_size;
+  out.decode = decode_bitmask;
+  out.first_bad = first_bad_bitmask_row;
+  out.bits = bits;
+  return out;
+}
+
+constexpr Layout nm24_layout(Id id, std::string_view name, Id row_id) {
+  Layout out = packed_layout(id, name, Family::two_of_four, row_id);
+  out.block_cols = Nm24Q4Block::kCols;
+  out.block_bytes = sizeof(Nm24Q4Block);
+  out.size = rows_size;
+  out.decode = decode_nm24;
+  out.first_bad = first_bad_nm24_row;
+  out.bits = 4;
+  return out;
 }
 
 constexpr std::array kLayouts = {
-    Layout{Id::f32, "f32", 0, 1, 4, size_bytes, encode_float_row<encode_f32>, decode_float_row<decode_f32>,
-           first_bad_float_row<is_finite_f32>},
-    Layout{Id::f16, "f16", 1, 1, 2, size_bytes, encode_float_row<encode_f16>, decode_float_row<decode_f16>,
-           first_bad_float_row<is_finite_f16>},
-    Layout{Id::bf16, "bf16", 30, 1, 2, size_bytes, encode_float_row<encode_bf16>, decode_float_row<decode_bf16>,
-           first_bad_float_row<is_finite_bf16>},
+    float_layout<encode_f32, decode_f32, is_finite_f32>(Id::f32, "f32", 0, 4),
+    float_layout<encode_f16, decode_f16, is_finite_f16>(Id::f16, "f16", 1, 2),
+    float_layout<encode_bf16, decode_bf16, is_finite_bf16>(Id::bf16, "bf16", 30, 2),
     block_layout<Q4_0Block>(Id::q4_0, "q4_0", 2),
     block_layout<Q4_1Block>(Id::q4_1, "q4_1", 3),
     block_layout<Q5_0Block>(Id::q5_0, "q5_0", 6),
@@ -195,16 +267,32 @@ constexpr std::array kLayouts = {
     zigzag_layout(Id::zz5_k, "zz5_k", Id::q5_K, sizeof(Q5KBlock)),
     zigzag_layout(Id::zz6_k, "zz6_k", Id::q6_K, sizeof(Q6KBlock)),
     zigzag_layout(Id::zz8, "zz8", Id::q8_0, 8 * sizeof(Q8_0Block)),
+    gq_layout(Id::gq2, "gq2", 2, Id::q2_K),
+    gq_layout(Id::gq3, "gq3", 3, Id::q3_K),
+    gq_layout(Id::gq4, "gq4", 4, Id::q4_K),
+    gq_layout(Id::gq8, "gq8", 8, Id::q8_0),
+    bitmask_layout(Id::bm2, "bm2", 2, Id::q2_K),
+    bitmask_layout(Id::bm3, "bm3", 3, Id::q3_K),
+    bitmask_layout(Id::bm4, "bm4", 4, Id::q4_K),
+    bitmask_layout(Id::bm8, "bm8", 8, Id::q8_0),
+    bitmask_layout(Id::bm16, "bm16", 16, Id::f16),
+    nm24_layout(Id::nm24_q4, "nm24_q4", Id::q4_K),
 };
 constexpr size_t kRowLayouts = size_t(Id::zz2_k);
 
 static_assert(
     [] {
       for (size_t i = 0; i < kLayouts.size(); ++i)
-        if (size_t(kLayouts[i].id) != i || kLayouts[i].zigzag != (i >= kRowLayouts)) return false;
+        if (size_t(kLayouts[i].id) != i || (kLayouts[i].family == Family::rows) != (i < kRowLayouts)) return false;
       return true;
     }(),
     "the table is in the order of Id");
+
+constexpr Parameter kTileRows{"tile_rows", &Params::tile_rows}, kGroupSize{"group_size", &Params::group_size},
+    kOctets{"octets", &Params::octets};
+constexpr std::array kZigzagParameters = {kTileRows}, kGroupedParameters = {kGroupSize}, kValueParameters = {kOctets};
+constexpr std::array kBitmaskParameters = {kGroupSize, kOctets};
+constexpr std::array kParameters = {kTileRows, kGroupSize, kOctets};
 
 std::string joined_names(std::span<const Layout> layouts) {
   std::string list;
@@ -222,13 +310,59 @@ const Layout& get(Id id) {
   return kLayouts[size_t(id)];
 }
 
-const Layout& row_layout(const Layout& layout) { return layout.zigzag ? get(layout.superblock) : layout; }
+int64_t Layout::size_bytes(Shape shape, Params params) const {
+  check_not_negative(shape);
+  return size(*this, shape, params);
+}
+
+double Layout::bits_per_weight() const {
+  constexpr double kScaleAndZero = 32.0 / 128;
+  if (family == Family::grouped) return bits + kScaleAndZero;
+  if (family == Family::bitmask) return 1 + bits + (bits < 16 ? kScaleAndZero : 0);
+  return 8.0 * double(block_bytes) / double(zigzag ? kSuperRows : block_cols);
+}
+
+const Layout& row_layout(const Layout& layout) { return layout.family == Family::rows ? layout : get(layout.row_id); }
+
+std::span<const Parameter> parameters(const Layout& layout) {
+  switch (layout.family) {
+    case Family::zigzag:
+      return kZigzagParameters;
+    case Family::grouped:
+      return kGroupedParameters;
+    case Family::bitmask:
+      return layout.bits < 16 ? std::span<const Parameter>(kBitmaskParameters) : kValueParameters;
+    case Family::rows:
+    case Family::two_of_four:
+      break;
+  }
+  return {};
+}
 
 void check_params(const Layout& layout, Params params) {
-  if (layout.zigzag)
-    check_zigzag_params(params);
-  else if (params.tile_rows != 0)
-    throw Error("{} has no tile_rows; it is a parameter of the zigzag layouts", layout.name);
+  const std::span<const Parameter> own = parameters(layout);
+  for (const Parameter& parameter : kParameters) {
+    if (params.*parameter.value == 0 || std::ranges::find(own, parameter.name, &Parameter::name) != own.end()) continue;
+    std::string owners;
+    for (const Layout& other : all()) {
+      const auto theirs = parameters(other);
+      if (std::ranges::find(theirs, parameter.name, &Parameter::name) != theirs.end())
+        owners += (owners.empty() ? "" : ", ") + std::string(other.name);
+    }
+    throw Error("{} has no {}; it is a parameter of {}", layout.name, parameter.name, owners);
+  }
+  if (layout.zigzag) check_zigzag_params(params);
+  if (params.group_size < 0) throw Error("group_size is {}, but it must be 0 (whole rows) or more", params.group_size);
+  if (params.octets < 0 || params.octets > int64_t{UINT32_MAX})
+    throw Error("octets is {}, but it must lie between 0 and 2^32 - 1", params.octets);
+  if (layout.family == Family::bitmask ? params.nnz < 0 : params.nnz != 0)
+    throw Error("nnz is {} in {}, which {}", params.nnz, layout.name,
+                layout.family == Family::bitmask ? "must be 0 or more" : "always keeps the same number of weights");
+}
+
+int64_t kept_weights(const Layout& layout, Shape shape, Params params) {
+  if (layout.family == Family::bitmask) return params.nnz;
+  return layout.family == Family::two_of_four ? shape.N * shape.K / 2 : shape.N * shape.K;
 }
 
 const Layout* find(std::string_view name) {
@@ -253,8 +387,8 @@ std::string_view known_row_names() {
 }
 
 void project_row(const Layout& layout, std::span<float> w, std::span<const float> importance) {
-  assert(!layout.zigzag);
-  std::vector<std::byte> row(size_t(layout.size_bytes(layout, {1, int64_t(w.size())})));
+  assert(layout.family == Family::rows);
+  std::vector<std::byte> row(size_t(layout.size_bytes({1, int64_t(w.size())})));
   layout.encode_row(layout, w, importance, row);
   layout.decode_row(layout, row, w);
 }
@@ -262,19 +396,24 @@ void project_row(const Layout& layout, std::span<float> w, std::span<const float
 void decode_rows(const Layout& layout, Shape shape, std::span<const std::byte> bytes, int64_t row0, int64_t rows,
                  float* out, Params params) {
   assert(row0 >= 0 && rows >= 0 && row0 + rows <= shape.N);
-  assert(int64_t(bytes.size()) == layout.size_bytes(layout, shape));
-  if (layout.zigzag) {
-    decode_zigzag(layout, shape, params, bytes, row0, rows, out);
-    return;
-  }
-  const size_t stride = size_t(layout.row_bytes(shape.K)), K = size_t(shape.K);
-  for (int64_t n = 0; n < rows; ++n)
-    layout.decode_row(layout, bytes.subspan(size_t(row0 + n) * stride, stride), {out + size_t(n) * K, K});
+  assert(int64_t(bytes.size()) == layout.size_bytes(shape, params));
+  layout.decode(layout, shape, params, bytes, row0, rows, out);
 }
 
 int64_t first_bad_row(const Layout& layout, Shape shape, std::span<const std::byte> bytes, Params params) {
-  return layout.zigzag ? first_bad_zigzag_output(layout, shape, params, bytes)
-                       : layout.first_bad_row(layout, shape, bytes);
+  assert(int64_t(bytes.size()) == layout.size_bytes(shape, params));
+  return layout.first_bad(layout, shape, params, bytes);
+}
+
+void check_bytes(const Layout& layout, Shape shape, std::span<const std::byte> bytes, Params params) {
+  const int64_t row = first_bad_row(layout, shape, bytes, params);
+  if (row < 0) return;
+  std::string_view what = "a scale that is not finite";
+  if (layout.family == Family::grouped) what = "a scale or zero that is not finite, or padding that is not zero";
+  if (layout.family == Family::two_of_four) what = "a scale that is not finite, or positions that do not ascend";
+  if (layout.family == Family::bitmask)
+    what = "a number that is not finite, a start that does not follow from the mask, or padding that is not zero";
+  throw Error("row {} in {} has {}; the file is damaged", row, layout.name, what);
 }
 
 int64_t find_non_finite(std::span<const float> values) {

@@ -1,8 +1,8 @@
 // src/layout/layout.h - the table of stored layouts: what a weight matrix's canonical bytes mean.
 //
-// W is [N, K]: N outputs (rows), K inputs (columns). A layout row is {id, name, size, encode, decode,
-// first_bad_row}; nothing outside src/layout and the kernel tables says a layout's name. decode is the truth that every
-// kernel is tested against.
+// W is [N, K]: N outputs (rows), K inputs (columns). A layout row is {id, name, size, encode, decode, first_bad};
+// nothing outside src/layout and the kernel tables says a layout's name. decode is the truth that every kernel is
+// tested against.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,18 @@ enum class Id : uint8_t {
   f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_K, q3_K, q4_K, q5_K, q6_K,
   // Zigzag layouts: a block runs along the outputs (zigzag.h).
   zz2_k, zz3_k, zz4_k, zz5_k, zz6_k, zz8,
+  // Grouped rows (gq.h), bitmask (bm.h), 2:4 (nm24_q4.h).
+  gq2, gq3, gq4, gq8, bm2, bm3, bm4, bm8, bm16, nm24_q4,
 };
 // clang-format on
+
+enum class Family : uint8_t {
+  rows,         // a row is a run of blocks, which encode_row and decode_row handle
+  zigzag,       // zigzag.h
+  grouped,      // codes with scale and zero per group of inputs: gq.h
+  bitmask,      // bm.h
+  two_of_four,  // nm24_q4.h
+};
 
 struct Shape {
   int64_t N = 0;  // outputs
@@ -31,7 +41,19 @@ struct Shape {
 struct Params {
   /// Zigzag layouts: outputs that lie together in one column, a multiple of 256; 0: whole columns.
   int64_t tile_rows = 0;
+  /// gq and bm layouts: inputs of a row that share scale and zero; 0: the whole row.
+  int64_t group_size = 0;
+  /// bm layouts: eight codes each, of the whole matrix.
+  int64_t octets = 0;
+  /// bm layouts: weights that are kept.
+  int64_t nnz = 0;
   friend bool operator==(const Params&, const Params&) = default;
+};
+
+/// A parameter as the manifest names it.
+struct Parameter {
+  std::string_view name;
+  int64_t Params::*value;
 };
 
 struct Layout {
@@ -39,38 +61,48 @@ struct Layout {
   std::string_view name;  // as on the command line and in `inspect`: "q4_K"
   int ggml_type;          // type number in GGUF; -1: stored as an I8 tensor described by lacuna.manifest
   int64_t block_cols;     // K must be a multiple of this
-  int64_t block_bytes;    // bytes of block_cols weights of one row; zigzag: of 256 outputs of one column
+  int64_t block_bytes;    // bytes of block_cols weights of one row; zigzag: of 256 outputs of one column; gq, bm: 0
 
-  /// Bytes of the whole matrix. Throws Error when K is no multiple of block_cols or the size overflows.
-  int64_t (*size_bytes)(const Layout&, Shape);
-  // The next three are nullptr in zigzag layouts, whose functions are in zigzag.h.
+  int64_t (*size)(const Layout&, Shape, Params);
 
   /// Encodes one row: w: [K], out: row_bytes(K) bytes. importance: [K] weights of each input's squared error, or empty
-  /// (all equal). Rounding is deterministic. NaN and inf are the caller's to refuse (see find_non_finite).
+  /// (all equal). Rounding is deterministic. NaN and inf are the caller's to refuse (see find_non_finite). nullptr
+  /// unless the family is `rows`, like decode_row.
   void (*encode_row)(const Layout&, std::span<const float> w, std::span<const float> importance,
                      std::span<std::byte> out);
-  /// Decodes one row; this function defines the layout. w: [K].
+  /// Decodes one row. w: [K].
   void (*decode_row)(const Layout&, std::span<const std::byte> row, std::span<float> w);
+  /// Decodes rows [row0, row0 + rows) into out: [rows, K]; this function defines the layout.
+  void (*decode)(const Layout&, Shape, Params, std::span<const std::byte> bytes, int64_t row0, int64_t rows,
+                 float* out);
   /// Checks bytes from a file that decoding alone would not notice (non-finite scales). Returns the index of the first
   /// bad row or -1.
-  int64_t (*first_bad_row)(const Layout&, Shape, std::span<const std::byte> bytes);
+  int64_t (*first_bad)(const Layout&, Shape, Params, std::span<const std::byte> bytes);
 
+  Family family = Family::rows;
   bool zigzag = false;
-  /// Zigzag: the row layout whose block of 256 weights is a superblock (zz8: whose eight blocks are).
-  Id superblock = Id::f32;
+  /// The row layout of the same bits; zigzag: the one whose block of 256 weights is a superblock (zz8: whose eight
+  /// blocks are).
+  Id row_id = Id::f32;
+  int bits = 0;  // of a code; gq, bm and nm24_q4
 
-  /// Bytes of one row; zigzag: of 256 outputs.
+  /// Bytes of the whole matrix. Throws Error when K is no multiple of block_cols or the size overflows.
+  int64_t size_bytes(Shape shape, Params params = {}) const;
+  /// Bytes of one row of a row layout; zigzag: of 256 outputs.
   int64_t row_bytes(int64_t K) const { return K / block_cols * block_bytes; }
-  double bits_per_weight() const { return 8.0 * double(block_bytes) / double(zigzag ? 256 : block_cols); }
+  /// Of a gq or bm layout: with groups of 128, all weights kept.
+  double bits_per_weight() const;
 };
 
 /// All layouts, in the order of Id.
 std::span<const Layout> all();
-/// Those whose rows are runs of blocks: every one that is not zigzag.
+/// Those of the family `rows`: whose rows are runs of blocks.
 std::span<const Layout> row_layouts();
 const Layout& get(Id id);
-/// The row layout of the same bits and blocks: q4_K of zz4_k, q8_0 of zz8; a row layout itself.
+/// The row layout of the same bits: q4_K of zz4_k and of gq4, q8_0 of zz8; a row layout itself.
 const Layout& row_layout(const Layout& layout);
+/// The parameters that a layout has; empty: none.
+std::span<const Parameter> parameters(const Layout& layout);
 /// Throws Error for parameters that the layout does not have or cannot take.
 void check_params(const Layout& layout, Params params);
 /// nullptr when there is none.
@@ -88,8 +120,14 @@ void project_row(const Layout& layout, std::span<float> w, std::span<const float
 void decode_rows(const Layout& layout, Shape shape, std::span<const std::byte> bytes, int64_t row0, int64_t rows,
                  float* out, Params params = {});
 
-/// Layout::first_bad_row for any layout; of a bad superblock the first output.
+/// Weights that are kept: all of them, half of nm24_q4's, params.nnz of a bm layout.
+int64_t kept_weights(const Layout& layout, Shape shape, Params params);
+
+/// Layout::first_bad; of a bad superblock the first output.
 int64_t first_bad_row(const Layout& layout, Shape shape, std::span<const std::byte> bytes, Params params = {});
+
+/// Throws Error saying what is wrong where first_bad_row finds something.
+void check_bytes(const Layout& layout, Shape shape, std::span<const std::byte> bytes, Params params = {});
 
 /// Index of the first NaN or infinity, or -1.
 int64_t find_non_finite(std::span<const float> values);

@@ -37,7 +37,7 @@ void encode_zigzag(const Layout& layout, Shape shape, Params params, int64_t r, 
 void encode_zigzag_columns(const Layout& layout, Shape shape, Params params, int64_t r, int64_t k0, int64_t cols,
                            const float* w, std::span<std::byte> out) {
   assert(layout.zigzag && k0 >= 0 && k0 + cols <= shape.K);
-  assert(int64_t(out.size()) == layout.size_bytes(layout, shape));
+  assert(int64_t(out.size()) == layout.size_bytes(shape));
   const ZigzagMap map(shape, params);
   assert(r >= 0 && r < map.rows);
   const Layout& superblock = row_layout(layout);
@@ -61,7 +61,7 @@ void decode_zigzag(const Layout& layout, Shape shape, Params params, std::span<c
 void decode_zigzag_columns(const Layout& layout, Shape shape, Params params, std::span<const std::byte> bytes,
                            int64_t row0, int64_t rows, int64_t k0, int64_t cols, float* out) {
   assert(layout.zigzag && row0 >= 0 && rows >= 0 && row0 + rows <= shape.N && k0 >= 0 && k0 + cols <= shape.K);
-  assert(int64_t(bytes.size()) == layout.size_bytes(layout, shape));
+  assert(int64_t(bytes.size()) == layout.size_bytes(shape));
   const ZigzagMap map(shape, params);
   const Layout& superblock = row_layout(layout);
   Strip strip;
@@ -95,7 +95,7 @@ void decode_zigzag_superblock(const Layout& layout, Shape shape, Params params, 
 int64_t first_bad_zigzag_output(const Layout& layout, Shape shape, Params params, std::span<const std::byte> bytes) {
   const ZigzagMap map(shape, params);
   const Layout& superblock = row_layout(layout);
-  const int64_t bad = superblock.first_bad_row(superblock, {map.rows * map.K, kSuperRows}, bytes);
+  const int64_t bad = first_bad_row(superblock, {map.rows * map.K, kSuperRows}, bytes);
   if (bad < 0) return -1;
   const int64_t t = bad / (map.tile * map.K);  // every tile but the last is full
   const int64_t r = t * map.tile + (bad - t * map.tile * map.K) % map.tile_height(t);
@@ -104,7 +104,7 @@ int64_t first_bad_zigzag_output(const Layout& layout, Shape shape, Params params
 
 void permute_zigzag(const Layout& layout, Shape shape, Params from, std::span<const std::byte> in, Params to,
                     std::span<std::byte> out) {
-  assert(int64_t(in.size()) == layout.size_bytes(layout, shape) && in.size() == out.size());
+  assert(int64_t(in.size()) == layout.size_bytes(shape) && in.size() == out.size());
   const ZigzagMap source(shape, from), target(shape, to);
   for (int64_t t = 0; t < target.tiles(); ++t)
     for (int64_t k = 0; k < target.K; ++k)

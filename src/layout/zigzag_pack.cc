@@ -192,7 +192,7 @@ int64_t zigzag_group(const Layout& layout) { return packing_of(layout).range.gro
 
 void pack_zigzag(const Layout& layout, Shape shape, Params params, int64_t r, const ZigzagCodes& codes,
                  std::span<std::byte> out) {
-  assert(layout.zigzag && int64_t(out.size()) == layout.size_bytes(layout, shape));
+  assert(layout.zigzag && int64_t(out.size()) == layout.size_bytes(shape));
   const auto& [id, range, store] = packing_of(layout);
   const int64_t groups = (shape.N + range.group - 1) / range.group;
   if (int64_t(codes.code.size()) != shape.N * shape.K || int64_t(codes.scale.size()) != groups * shape.K ||

@@ -12,10 +12,12 @@
 #include "core/error.h"
 #include "core/progress.h"
 #include "core/rng.h"
+#include "core/scalar.h"
 #include "core/sha256.h"
 #include "io/checkpoint.h"
 #include "io/gguf_writer.h"
 #include "layout/fallback.h"
+#include "layout/grouped.h"
 #include "layout/zigzag.h"
 
 namespace lacuna::model {
@@ -131,8 +133,10 @@ class Plan {
  private:
   void matrix(const std::string& name, int64_t N, int64_t K, layout::Id id) {
     const layout::Layout& layout = layout::get(layout::fitting_layout(id, K));
-    parts.push_back(
-        {{name + ".weight", &layout, {N, K}, layout.zigzag ? options_.params : layout::Params{}}, Part::Fill::random});
+    const bool own = &layout == &layout::get(options_.layout) && layout.family != layout::Family::rows;
+    const layout::Params params =
+        own ? random_params(layout, {N, K}, options_.params, options_.weight_sparsity) : layout::Params{};
+    parts.push_back({{name + ".weight", &layout, {N, K}, params}, Part::Fill::random});
   }
   void vector(const std::string& name, int64_t n, Part::Fill fill) {
     parts.push_back({{name, &layout::get(layout::Id::f32), {n}}, fill});
@@ -209,6 +213,91 @@ void write_superblocks(const io::TensorPlan& plan, const std::vector<std::byte>&
   }
 }
 
+// ---- gq, bm, nm24_q4: codes in groups along a row ----
+
+/// Weights of a row's first `cols` inputs that are kept.
+int64_t kept_before(int64_t cols, double sparsity) { return cols - int64_t(double(cols) * sparsity + 1e-6); }
+
+/// Runs of `cols` weights of which `kept` are kept; nm24_q4: two of every four.
+struct CodeRuns {
+  int64_t cols = 0;
+  std::vector<float> value;         // [kPoolRuns, cols], in deviations
+  std::vector<uint8_t> code, keep;  // [kPoolRuns, cols]
+};
+
+constexpr float kReach = 3;  // deviations from zero to the outermost code
+
+CodeRuns draw_code_runs(const layout::Layout& layout, int64_t cols, int64_t kept, uint64_t seed, ThreadPool& pool) {
+  const auto size = size_t(kPoolRuns * cols);
+  CodeRuns out{cols, std::vector<float>(size), std::vector<uint8_t>(size), std::vector<uint8_t>(size)};
+  const float top = layout.bits < 16 ? float((1 << layout.bits) - 1) : 0, zero = std::ceil(top / 2);
+  pool.parallel_for(kPoolRuns, 32, [&](int64_t begin, int64_t end) {
+    for (int64_t run = begin; run < end; ++run) {
+      Rng rng(seed ^ (uint64_t(run) << 20) ^ (uint64_t(cols * 257 + kept) << 40) ^ uint64_t(layout.id));
+      const int64_t span = layout.family == layout::Family::two_of_four ? 4 : cols;  // inputs of which some are kept
+      int64_t left = 0;
+      for (int64_t k = 0; k < cols; ++k) {
+        const auto at = size_t(run * cols + k);
+        if (k % span == 0) left = span == cols ? kept : 2;
+        const bool keep = int64_t(rng.below(uint64_t(span - k % span))) < left;
+        left -= keep;
+        out.keep[at] = keep;
+        out.value[at] = float(rng.normal());
+        out.code[at] = uint8_t(std::clamp(std::nearbyint(out.value[at] * top / (2 * kReach)) + zero, 0.0f, top));
+      }
+    }
+  });
+  return out;
+}
+
+/// The bytes of a random matrix.
+std::vector<std::byte> random_codes(const layout::Layout& layout, layout::Shape shape, layout::Params params,
+                                    double sparsity, uint64_t seed, ThreadPool& pool) {
+  const auto [N, K] = shape;
+  const int64_t rows = N, cols = K;  // lambdas do not capture structured bindings in every compiler
+  const bool two_of_four = layout.family == layout::Family::two_of_four, values = layout.bits == 16;
+  const int64_t group_size = two_of_four ? layout.block_cols : params.group_size;
+  const int64_t groups = layout::group_count(K, group_size);
+  const double deviation = 1 / std::sqrt(double(K) * (two_of_four ? 0.5 : 1 - sparsity));
+  std::map<std::pair<int64_t, int64_t>, CodeRuns> pools;  // by cols and kept
+  const auto runs_at = [&](int64_t k) -> const CodeRuns& {
+    const int64_t width = std::min(kRunCols, cols - k);
+    return pools.at({width, kept_before(k + width, sparsity) - kept_before(k, sparsity)});
+  };
+  for (int64_t k = 0; k < K; k += kRunCols) {
+    const int64_t width = std::min(kRunCols, K - k);
+    const int64_t kept = kept_before(k + width, sparsity) - kept_before(k, sparsity);
+    if (!pools.contains({width, kept})) pools[{width, kept}] = draw_code_runs(layout, width, kept, seed, pool);
+  }
+  std::vector<uint8_t> code(values ? 0 : size_t(N * K)), keep(size_t(N * K));
+  std::vector<float> weight(values ? size_t(N * K) : 0), scale(size_t(N * groups)), zero(scale.size());
+  const float top = values ? 1 : float((1 << layout.bits) - 1);
+  pool.parallel_for(rows, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      Rng rng(seed ^ uint64_t(n) << 8);
+      for (int64_t k = 0; k < cols; k += kRunCols) {
+        const CodeRuns& runs = runs_at(k);
+        const auto from = size_t(int64_t(rng.below(kPoolRuns)) * runs.cols), to = size_t(n * cols + k);
+        std::memcpy(&keep[to], &runs.keep[from], size_t(runs.cols));
+        if (!values) std::memcpy(&code[to], &runs.code[from], size_t(runs.cols));
+        for (int64_t i = 0; values && i < runs.cols; ++i)
+          weight[to + size_t(i)] = float(deviation) * runs.value[from + size_t(i)];
+      }
+      for (int64_t g = n * groups; g < (n + 1) * groups; ++g) {
+        const double step = deviation * 2 * double(kReach) / double(top) * (0.9 + 0.2 * rng.uniform());
+        scale[size_t(g)] = to_float(to_f16(float(step)));
+        zero[size_t(g)] = std::ceil(top / 2);
+      }
+    }
+  });
+  std::vector<std::byte> out;
+  if (values)
+    layout::pack_values(layout, shape, weight, keep, out, &pool);
+  else
+    layout::pack_grouped(layout, shape, {.group_size = group_size}, {code, scale, zero, keep}, out, &pool);
+  return out;
+}
+
 std::vector<float> vector_values(const Part& part, const ModelShape& shape) {
   std::vector<float> out(size_t(part.plan.dims[0]), part.fill == Part::Fill::ones ? 1.0f : 0.0f);
   if (part.fill != Part::Fill::rope_factors) return out;
@@ -228,7 +317,9 @@ int64_t synthesize(const ModelShape& shape, const std::string& path, const Synth
   if (n_layers > shape.n_layers)
     throw Error("{} has {} layers, {} were asked for", shape.name, shape.n_layers, n_layers);
   layout::check_params(layout::get(options.layout), options.params);
-  if (layout::get(options.head_layout).zigzag)
+  if (options.weight_sparsity != 0)
+    random_params(layout::get(options.layout), {}, options.params, options.weight_sparsity);
+  if (layout::get(options.head_layout).family != layout::Family::rows)
     throw Error("the output head cannot be {}: give it a row layout, one of {}", layout::get(options.head_layout).name,
                 layout::known_row_names());
   const Plan plan(shape, options, n_layers);
@@ -236,8 +327,8 @@ int64_t synthesize(const ModelShape& shape, const std::string& path, const Synth
   int64_t total = 0;
   for (const Part& part : plan.parts) {
     tensors.push_back(part.plan);
-    total += part.plan.layout->size_bytes(*part.plan.layout,
-                                          {part.plan.dims.size() > 1 ? part.plan.dims[0] : 1, part.plan.dims.back()});
+    total += part.plan.layout->size_bytes({part.plan.dims.size() > 1 ? part.plan.dims[0] : 1, part.plan.dims.back()},
+                                          part.plan.params);
   }
   io::GgufWriter writer(path, make_metadata(shape, n_layers), std::move(tensors));
 
@@ -252,14 +343,21 @@ int64_t synthesize(const ModelShape& shape, const std::string& path, const Synth
       writer.write(std::as_bytes(std::span(values)));
       continue;
     }
+    const std::string source = fmt::format("{} {}", part.plan.name, options.seed);
+    const uint64_t seed = options.seed ^ (uint64_t(t) << 40);
+    if (part.plan.layout->family != layout::Family::rows && !part.plan.layout->zigzag) {
+      writer.write(random_codes(*part.plan.layout, {part.plan.dims[0], part.plan.dims[1]}, part.plan.params,
+                                options.weight_sparsity, seed, pool));
+      writer.set_source_sha256(part.plan.name, sha256_hex(std::as_bytes(std::span(source))));
+      continue;
+    }
     const bool zigzag = part.plan.layout->zigzag;
     const layout::Layout& layout = layout::row_layout(*part.plan.layout);
     const int64_t N = part.plan.dims[0], K = part.plan.dims[1];
     std::vector<std::byte>& runs = pools[{&layout, K}];
     if (runs.empty()) runs = encode_pool(layout, K, options.seed, pool);
     if (zigzag) {
-      write_superblocks(part.plan, runs, options.seed ^ (uint64_t(t) << 40), pool, writer, progress);
-      const std::string source = fmt::format("{} {}", part.plan.name, options.seed);
+      write_superblocks(part.plan, runs, seed, pool, writer, progress);
       writer.set_source_sha256(part.plan.name, sha256_hex(std::as_bytes(std::span(source))));
       continue;
     }
@@ -267,7 +365,7 @@ int64_t synthesize(const ModelShape& shape, const std::string& path, const Synth
     for (int64_t row0 = 0; row0 < N; row0 += rows) {
       const int64_t count = std::min(rows, N - row0);
       chunk.resize(size_t(count * row_bytes));
-      draw_rows(layout, K, runs, options.seed ^ (uint64_t(t) << 40), row0, count, pool, chunk.data());
+      draw_rows(layout, K, runs, seed, row0, count, pool, chunk.data());
       writer.write(chunk);
       if (progress) progress->add(count * row_bytes);
     }
@@ -275,10 +373,27 @@ int64_t synthesize(const ModelShape& shape, const std::string& path, const Synth
   return writer.finish();
 }
 
+layout::Params random_params(const layout::Layout& layout, layout::Shape shape, layout::Params params,
+                             double weight_sparsity) {
+  const bool masked = layout.family == layout::Family::bitmask;
+  if (!(weight_sparsity >= 0 && weight_sparsity < 1))
+    throw Error("a weight sparsity of {}; it must lie between 0 and 1", weight_sparsity);
+  if (weight_sparsity != 0 && !masked && !(layout.family == layout::Family::two_of_four && weight_sparsity == 0.5))
+    throw Error("{} cannot have a weight sparsity of {}; the bm layouts can, and nm24_q4 always has 0.5", layout.name,
+                weight_sparsity);
+  if (!masked) return params;
+  const int64_t kept = kept_before(shape.K, weight_sparsity);
+  params.nnz = shape.N * kept;
+  params.octets = shape.N * ((kept + 7) / 8);
+  return params;
+}
+
 HugeBuffer random_matrix(const layout::Layout& layout, layout::Shape shape, layout::Params params, uint64_t seed,
                          ThreadPool& pool) {
   layout::check_params(layout, params);
-  HugeBuffer out(size_t(layout.size_bytes(layout, shape)));
+  if (layout.family != layout::Family::rows && !layout.zigzag)
+    throw Error("random matrices are of row and zigzag layouts; {} is neither", layout.name);
+  HugeBuffer out(size_t(layout.size_bytes(shape)));
   const layout::Layout& row = layout::row_layout(layout);
   const std::vector<std::byte> runs = encode_pool(row, shape.K, seed, pool);
   if (layout.zigzag)

@@ -32,7 +32,7 @@ std::vector<std::byte> random_bytes(size_t size) {
 /// A file with one tensor of that layout; returns its bytes.
 std::vector<std::byte> write_one(const std::string& path, Id id, layout::Shape shape, layout::Params params) {
   const layout::Layout& layout = layout::get(id);
-  const auto bytes = random_bytes(size_t(layout.size_bytes(layout, shape)));
+  const auto bytes = random_bytes(size_t(layout.size_bytes(shape)));
   GgufWriter writer(path, Metadata(), {{"w", &layout, {shape.N, shape.K}, params}});
   writer.set_source_sha256("w", kDigest);
   writer.write(bytes);
@@ -148,7 +148,7 @@ std::vector<std::byte> encoded(const Tensor& tensor, std::span<const int64_t> or
   std::vector<float> ordered(w);
   for (size_t n = 0; n < order.size(); ++n)
     std::copy_n(w.begin() + ptrdiff_t(order[n] * K), K, ordered.begin() + ptrdiff_t(int64_t(n) * K));
-  std::vector<std::byte> out(size_t(to.size_bytes(to, tensor.shape)));
+  std::vector<std::byte> out(size_t(to.size_bytes(tensor.shape)));
   for (int64_t r = 0; r < layout::super_rows(tensor.shape.N); ++r)
     layout::encode_zigzag(to, tensor.shape, params, r, ordered.data() + r * layout::kSuperRows * K, {}, out);
   return out;
@@ -309,7 +309,7 @@ TEST(Docs22m, ZigzagErrsNoMoreThanRows) {
       std::vector<double> importance;
       Rng rng(7);
       for (int64_t k = 0; k < shape.K; ++k) importance.push_back(1000.0 / double(1 + rng.below(1000)));
-      std::vector<std::byte> bytes(size_t(zigzag.size_bytes(zigzag, shape)));
+      std::vector<std::byte> bytes(size_t(zigzag.size_bytes(shape)));
       for (int64_t r = 0; r < layout::super_rows(shape.N); ++r)
         layout::encode_zigzag(zigzag, shape, {}, r, w.data() + r * layout::kSuperRows * shape.K, {}, bytes);
       std::vector<float> decoded(w.size()), row_decoded(w);

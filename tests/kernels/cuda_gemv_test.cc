@@ -47,7 +47,7 @@ struct Weight {
 Weight make_weight(Shape shape, int64_t tile_rows, uint64_t seed, bool integers) {
   const layout::Layout& l = layout::get(Id::zz4_k);
   Weight w;
-  w.bytes.resize(size_t(l.size_bytes(l, shape)));
+  w.bytes.resize(size_t(l.size_bytes(shape)));
   Rng rng(seed);
   for (size_t at = 0; at < w.bytes.size(); at += sizeof(layout::Q4KBlock)) {
     layout::Q4KBlock block;

@@ -23,7 +23,7 @@ using layout::Id;
 using layout::Shape;
 
 std::vector<std::byte> random_bytes(const layout::Layout& l, Shape shape, uint64_t seed) {
-  std::vector<std::byte> bytes(size_t(l.size_bytes(l, shape)));
+  std::vector<std::byte> bytes(size_t(l.size_bytes(shape)));
   Rng rng(seed);
   for (std::byte& byte : bytes) byte = std::byte(rng.next() >> 56);
   for (size_t at = 0; at < bytes.size(); at += size_t(l.block_bytes)) {  // finite scales

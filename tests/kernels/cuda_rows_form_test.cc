@@ -103,7 +103,7 @@ TEST_P(CudaRowsForm, HoldsTheWeightsOfTheCanonicalRows) {
   Rng rng(5);
   for (const int64_t blocks : {1, 3, 8, 33}) {
     const int64_t N = 70, K = blocks * l.block_cols;
-    std::vector<std::byte> bytes(size_t(l.size_bytes(l, {N, K})));
+    std::vector<std::byte> bytes(size_t(l.size_bytes({N, K})));
     // Every 16-bit half is finite and below 2, so that scales are, wherever they lie; its lower bits are random.
     for (size_t i = 0; i + 1 < bytes.size(); i += 2) {
       const auto bits = uint16_t(rng.next() & 0xbbff);

@@ -66,7 +66,7 @@ Fields fields(Id id) {
 /// Random bytes with finite scales: every code and every small scale occurs.
 std::vector<std::byte> random_rows(const layout::Layout& l, int64_t N, int64_t K, uint64_t seed) {
   Rng rng(seed);
-  std::vector<std::byte> bytes(size_t(l.size_bytes(l, {N, K})));
+  std::vector<std::byte> bytes(size_t(l.size_bytes({N, K})));
   const auto put_half = [&](size_t at, double value) {
     const f16 h = to_f16(float(value));
     std::memcpy(&bytes[at], &h, 2);

@@ -65,7 +65,7 @@ Weight random_weight(layout::Id id, int64_t N, int64_t K, uint64_t seed, bool bi
   const layout::Layout& l = layout::get(id);
   Rng rng(seed);
   Weight w;
-  w.bytes.resize(size_t(l.size_bytes(l, {N, K})));
+  w.bytes.resize(size_t(l.size_bytes({N, K})));
   const auto put_half = [&](size_t at, float value) {
     const f16 h = to_f16(value);
     std::memcpy(&w.bytes[at], &h, 2);

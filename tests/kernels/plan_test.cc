@@ -45,7 +45,7 @@ TEST(Plan, FieldsAreChecked) {
 TEST(Plan, OfAPreparedGroupCanChangeButForItsTiles) {
   const layout::Layout& zz8 = layout::get(layout::Id::zz8);
   constexpr layout::Shape kShape{600, 70};
-  std::vector<std::byte> bytes(size_t(zz8.size_bytes(zz8, kShape)));
+  std::vector<std::byte> bytes(size_t(zz8.size_bytes(kShape)));
   Rng rng(3);
   std::vector<float> w(size_t(256 * kShape.K)), x(static_cast<size_t>(kShape.K));
   for (int64_t r = 0; r < 3; ++r) {

@@ -68,7 +68,7 @@ Weight random_weight(Id id, int64_t N, int64_t K, int64_t tile_rows, uint64_t se
   const layout::Layout& l = layout::get(id);
   Rng rng(seed);
   Weight w;
-  w.bytes.resize(size_t(l.size_bytes(l, {N, K})));
+  w.bytes.resize(size_t(l.size_bytes({N, K})));
   for (std::byte& byte : w.bytes) byte = std::byte(rng.next() >> 56);
   const auto put_half = [&](size_t at) {
     const f16 h = to_f16(float(rng.normal() * 0.01));

@@ -45,7 +45,7 @@ TEST(LayoutTable, BitsPerWeight) {
 }
 
 TEST(SizeBytes, Exact) {
-  const auto size = [](Id id, int64_t N, int64_t K) { return get(id).size_bytes(get(id), {N, K}); };
+  const auto size = [](Id id, int64_t N, int64_t K) { return get(id).size_bytes({N, K}); };
   EXPECT_EQ(size(Id::q4_K, 3, 512), 3 * 2 * 144);
   EXPECT_EQ(size(Id::q8_0, 1000, 4544), 1000 * 142 * 34);
   EXPECT_EQ(size(Id::f32, 7, 257), 7 * 257 * 4);
@@ -54,7 +54,7 @@ TEST(SizeBytes, Exact) {
 }
 
 TEST(SizeBytes, SaysWhatToDoWhenTheRowDoesNotFit) {
-  const auto size = [](Id id, int64_t N, int64_t K) { return [=] { get(id).size_bytes(get(id), {N, K}); }; };
+  const auto size = [](Id id, int64_t N, int64_t K) { return [=] { get(id).size_bytes({N, K}); }; };
   EXPECT_THAT(size(Id::q4_K, 9, 576),
               ThrowsMessage<Error>("K = 576, but q4_K needs a multiple of 256; store it as q5_0 instead"));
   EXPECT_THAT(size(Id::q8_0, 9, 257),
@@ -66,11 +66,10 @@ TEST(SizeBytes, SaysWhatToDoWhenTheRowDoesNotFit) {
 TEST(SizeBytes, RefusesOverflowAndNegativeDims) {
   for (const Layout& layout : row_layouts()) {
     const int64_t K = int64_t{1} << 32;
-    EXPECT_THROW(layout.size_bytes(layout, {int64_t{1} << 34, K}), Error) << layout.name;
-    EXPECT_THROW(layout.size_bytes(layout, {-1, 256}), Error) << layout.name;
-    EXPECT_THROW(layout.size_bytes(layout, {1, -256}), Error) << layout.name;
-    EXPECT_THROW(layout.size_bytes(layout, {1152, std::numeric_limits<int64_t>::max() / 256 * 256}), Error)
-        << layout.name;
+    EXPECT_THROW(layout.size_bytes({int64_t{1} << 34, K}), Error) << layout.name;
+    EXPECT_THROW(layout.size_bytes({-1, 256}), Error) << layout.name;
+    EXPECT_THROW(layout.size_bytes({1, -256}), Error) << layout.name;
+    EXPECT_THROW(layout.size_bytes({1152, std::numeric_limits<int64_t>::max() / 256 * 256}), Error) << layout.name;
   }
 }
 
@@ -175,15 +174,15 @@ TEST(FirstBadRow, FindsNonFiniteScales) {
                             Field{Id::q4_K, 2}, Field{Id::q5_K, 0}, Field{Id::q5_K, 2}, Field{Id::q6_K, 208}}) {
     const Layout& layout = get(field.id);
     const Shape shape{4, 512};
-    const std::vector<std::byte> sound(size_t(layout.size_bytes(layout, shape)), std::byte{0});
-    EXPECT_EQ(layout.first_bad_row(layout, shape, sound), -1) << layout.name;
+    const std::vector<std::byte> sound(size_t(layout.size_bytes(shape)), std::byte{0});
+    EXPECT_EQ(first_bad_row(layout, shape, sound), -1) << layout.name;
     for (const uint16_t bits : {kInfinity, kNegativeInfinity, kNan}) {
       auto bytes = sound;
       const size_t last_block = size_t(3 * layout.row_bytes(512) - layout.block_bytes);  // of row 2
       std::memcpy(bytes.data() + last_block + field.offset, &bits, 2);
-      EXPECT_EQ(layout.first_bad_row(layout, shape, bytes), 2) << layout.name << " offset " << field.offset;
+      EXPECT_EQ(first_bad_row(layout, shape, bytes), 2) << layout.name << " offset " << field.offset;
       std::memcpy(bytes.data() + last_block + field.offset, &kLargest, 2);
-      EXPECT_EQ(layout.first_bad_row(layout, shape, bytes), -1) << layout.name << " offset " << field.offset;
+      EXPECT_EQ(first_bad_row(layout, shape, bytes), -1) << layout.name << " offset " << field.offset;
     }
   }
 }
@@ -192,14 +191,14 @@ TEST(FirstBadRow, FloatRows) {
   for (const float bad : {NAN, INFINITY, -INFINITY}) {
     std::vector<float> f32(3 * 7, std::numeric_limits<float>::max());
     std::vector<bf16> half(3 * 7, bf16{0x7f7f});
-    EXPECT_EQ(get(Id::f32).first_bad_row(get(Id::f32), {3, 7}, std::as_bytes(std::span(f32))), -1);
-    EXPECT_EQ(get(Id::bf16).first_bad_row(get(Id::bf16), {3, 7}, std::as_bytes(std::span(half))), -1);
+    EXPECT_EQ(first_bad_row(get(Id::f32), {3, 7}, std::as_bytes(std::span(f32))), -1);
+    EXPECT_EQ(first_bad_row(get(Id::bf16), {3, 7}, std::as_bytes(std::span(half))), -1);
     f32[13] = bad;
     half[13] = to_bf16(bad);
-    EXPECT_EQ(get(Id::f32).first_bad_row(get(Id::f32), {3, 7}, std::as_bytes(std::span(f32))), 1);
-    EXPECT_EQ(get(Id::bf16).first_bad_row(get(Id::bf16), {3, 7}, std::as_bytes(std::span(half))), 1);
+    EXPECT_EQ(first_bad_row(get(Id::f32), {3, 7}, std::as_bytes(std::span(f32))), 1);
+    EXPECT_EQ(first_bad_row(get(Id::bf16), {3, 7}, std::as_bytes(std::span(half))), 1);
   }
-  EXPECT_EQ(get(Id::f32).first_bad_row(get(Id::f32), {0, 7}, {}), -1);
+  EXPECT_EQ(first_bad_row(get(Id::f32), {0, 7}, {}), -1);
 }
 
 TEST(FindNonFinite, EveryPlace) {

@@ -32,7 +32,7 @@ inline std::vector<float> importance(size_t K, uint64_t seed) {
 }
 
 inline std::vector<std::byte> encode(const Layout& layout, std::span<const float> w, std::span<const float> p = {}) {
-  std::vector<std::byte> row(size_t(layout.size_bytes(layout, {1, int64_t(w.size())})));
+  std::vector<std::byte> row(size_t(layout.size_bytes({1, int64_t(w.size())})));
   layout.encode_row(layout, w, p, row);
   return row;
 }

@@ -24,7 +24,7 @@ using testing::ThrowsMessage;
 constexpr Id kZigzag[] = {Id::zz2_k, Id::zz3_k, Id::zz4_k, Id::zz5_k, Id::zz6_k, Id::zz8};
 
 std::vector<std::byte> encode(const Layout& layout, Shape shape, Params params, std::span<const float> w) {
-  std::vector<std::byte> out(size_t(layout.size_bytes(layout, shape)), std::byte{0xee});
+  std::vector<std::byte> out(size_t(layout.size_bytes(shape)), std::byte{0xee});
   for (int64_t r = super_rows(shape.N) - 1; r >= 0; --r)
     encode_zigzag(layout, shape, params, r, w.data() + r * kSuperRows * shape.K, {}, out);
   return out;
@@ -59,11 +59,11 @@ TEST_P(Zigzag, TableRow) {
   EXPECT_EQ(layout_.ggml_type, -1);
   EXPECT_EQ(find(layout_.name), &layout_);
   EXPECT_EQ(layout_.bits_per_weight(), superblock_.bits_per_weight());
-  EXPECT_EQ(layout_.size_bytes(layout_, {257, 3}), 2 * 3 * superblock_.row_bytes(256));
-  EXPECT_EQ(layout_.size_bytes(layout_, {0, 3}), 0);
-  EXPECT_THROW(layout_.size_bytes(layout_, {-1, 3}), Error);
-  EXPECT_THROW(layout_.size_bytes(layout_, {int64_t{1} << 40, int64_t{1} << 40}), Error);
-  EXPECT_THROW(layout_.size_bytes(layout_, {std::numeric_limits<int64_t>::max(), 300}), Error);
+  EXPECT_EQ(layout_.size_bytes({257, 3}), 2 * 3 * superblock_.row_bytes(256));
+  EXPECT_EQ(layout_.size_bytes({0, 3}), 0);
+  EXPECT_THROW(layout_.size_bytes({-1, 3}), Error);
+  EXPECT_THROW(layout_.size_bytes({int64_t{1} << 40, int64_t{1} << 40}), Error);
+  EXPECT_THROW(layout_.size_bytes({std::numeric_limits<int64_t>::max(), 300}), Error);
 }
 
 // Every superblock is the K-quant block of its column, byte for byte, and lies where the header says.
@@ -138,7 +138,7 @@ TEST_P(Zigzag, FirstBadRowIsTheSuperblocksFirstOutput) {
   for (const Params params : {Params{0}, Params{256}, Params{512}}) {
     const ZigzagMap map(shape, params);
     for (int64_t r = 0; r < map.rows; ++r) {
-      std::vector<std::byte> bytes(size_t(layout_.size_bytes(layout_, shape)), std::byte{0});
+      std::vector<std::byte> bytes(size_t(layout_.size_bytes(shape)), std::byte{0});
       EXPECT_EQ(first_bad_row(layout_, shape, bytes, params), -1);
       const uint16_t infinity = 0x7c00;
       std::memcpy(bytes.data() + size_t(map.index(r, 2) * layout_.block_bytes) + scale_at, &infinity, 2);
@@ -161,7 +161,7 @@ TEST(EncodeZigzag, ImportanceIsOnePerInput) {
   const Layout& layout = get(Id::zz4_k);
   const Shape shape{3, 2};
   const auto w = test_rows::bell(6, 1);
-  std::vector<std::byte> out(size_t(layout.size_bytes(layout, shape)));
+  std::vector<std::byte> out(size_t(layout.size_bytes(shape)));
   const float importance[] = {1, 0, 2};
   EXPECT_NO_THROW(encode_zigzag(layout, shape, {}, 0, w.data(), std::span(importance).first(2), out));
   EXPECT_THROW(encode_zigzag(layout, shape, {}, 0, w.data(), importance, out), Error);
@@ -248,7 +248,7 @@ TEST_P(Zigzag, PackKeepsCodesAndRoundsScales) {
     for (const double sign : {1.0, -1.0}) {
       const Params params{256};
       const Solved solved = solve(layout_, shape, uint64_t(shape.N), sign);
-      std::vector<std::byte> bytes(size_t(layout_.size_bytes(layout_, shape)));
+      std::vector<std::byte> bytes(size_t(layout_.size_bytes(shape)));
       for (int64_t r = 0; r < super_rows(shape.N); ++r) pack_zigzag(layout_, shape, params, r, solved.view(), bytes);
       std::vector<float> decoded(size_t(shape.N * shape.K));
       decode_rows(layout_, shape, bytes, 0, shape.N, decoded.data(), params);
@@ -292,7 +292,7 @@ TEST_P(Zigzag, PackIsExactWhereTheScalesAreOnItsGrid) {
     if (has_mins(id))
       solved.min[i] = unit * float(i / 4 % size_t(256 / zigzag_group(layout_)) == 0 ? levels : int(i % 5));
   }
-  std::vector<std::byte> bytes(size_t(layout_.size_bytes(layout_, shape)));
+  std::vector<std::byte> bytes(size_t(layout_.size_bytes(shape)));
   for (int64_t r = 0; r < 2; ++r) pack_zigzag(layout_, shape, {}, r, solved.view(), bytes);
   std::vector<float> decoded(size_t(shape.N * shape.K));
   decode_rows(layout_, shape, bytes, 0, shape.N, decoded.data());
@@ -308,7 +308,7 @@ TEST_P(Zigzag, PackIsExactWhereTheScalesAreOnItsGrid) {
 TEST_P(Zigzag, PackRefusesWhatTheLayoutCannotHold) {
   const Shape shape{40, 2};
   const Solved sound = solve(layout_, shape, 1, 1);
-  std::vector<std::byte> bytes(size_t(layout_.size_bytes(layout_, shape)));
+  std::vector<std::byte> bytes(size_t(layout_.size_bytes(shape)));
   const auto pack = [&](const Solved& solved) {
     return [&, solved] { pack_zigzag(layout_, shape, {}, 0, solved.view(), bytes); };
   };

@@ -104,7 +104,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
     const int64_t N = view.shape.N, K = view.shape.K;
     Part part;
     part.view = view;
-    const Problem problem{view.layout->id, view.shape, prepare};
+    const Problem problem{view.layout->id, view.shape, prepare, view.params, view.bytes};
     for (int i = 0; i < table_.count && part.kernel == nullptr; ++i)
       if (table_.kernels[i].can_run(problem)) part.kernel = &table_.kernels[i];
     if (part.kernel == nullptr)
@@ -112,10 +112,10 @@ class CpuLinearGroup final : public kernels::LinearGroup {
                   view.layout->name, N, K, isa_name(isa_));
     part.weight = view.bytes.data();
     if (part.kernel->prepared_bytes != nullptr) {
-      part.prepared = HugeBuffer(size_t(part.kernel->prepared_bytes(view.shape)));
+      part.prepared = HugeBuffer(size_t(part.kernel->prepared_bytes(problem)));
       pool_.parallel_for(ceil_div(N, 4 * kPanelRows), 1, [&](int64_t begin, int64_t end) {
-        part.kernel->prepare(view.bytes.data(), view.shape, begin * 4 * kPanelRows,
-                             std::min(view.shape.N, end * 4 * kPanelRows), part.prepared.data());
+        part.kernel->prepare(problem, begin * 4 * kPanelRows, std::min(view.shape.N, end * 4 * kPanelRows),
+                             part.prepared.data());
       });
       part.weight = part.prepared.data();
       MappedFile::release(view.bytes);
@@ -148,6 +148,9 @@ class CpuLinearGroup final : public kernels::LinearGroup {
       a.weight = part.weight;
       a.N = part.view.shape.N;
       a.K = K_;
+      a.view = &part.view;
+      if (part.kernel->scratch_bytes != nullptr)
+        a.scratch = scratch<Scratch::task>(size_t(part.kernel->scratch_bytes(K_)));
       a.bias = part.view.bias.empty() ? nullptr : part.view.bias.data();
       if (part.kernel->needs.quantized)
         a.x = inputs_.tile(memory, quantized, first, planes ? 2 : std::min(tile, M - first), part.need);
@@ -215,6 +218,10 @@ class MixedLinearGroup final : public kernels::LinearGroup {
 
 }  // namespace
 
+void decode_rows(const WeightView& view, int64_t row0, int64_t rows, float* out) {
+  layout::decode_rows(*view.layout, view.shape, view.bytes, row0, rows, out, view.params);
+}
+
 const LinearTable& linear_table(Isa isa) { return LACUNA_CPU_SELECT_FOR(isa, linear_table)(); }
 
 std::unique_ptr<kernels::LinearGroup> make_linear_group(Isa isa, std::span<const WeightView> parts, ThreadPool& pool,
@@ -238,13 +245,16 @@ int64_t check_weights(std::span<const WeightView> parts) {
     if (K != parts[0].shape.K)
       throw Error("{}: K = {}, but the first weight of its group has K = {}; weights of a group read one input",
                   view.name, K, parts[0].shape.K);
-    const int64_t bytes = view.layout->size_bytes(*view.layout, view.shape);
+    layout::check_params(*view.layout, view.params);
+    const int64_t bytes = view.layout->size_bytes(view.shape, view.params);
     if (int64_t(view.bytes.size()) != bytes)
       throw Error("{}: {} bytes for {} [{}, {}], expected {}", view.name, view.bytes.size(), view.layout->name, N, K,
                   bytes);
     if (!view.bias.empty() && int64_t(view.bias.size()) != N)
       throw Error("{}: bias of {} values for N = {}", view.name, view.bias.size(), N);
-    layout::check_params(*view.layout, view.params);
+    // Of these layouts kernels follow what the bytes say of places.
+    if (view.layout->family != layout::Family::rows && !view.layout->zigzag)
+      naming_file(view.name, [&] { layout::check_bytes(*view.layout, view.shape, view.bytes, view.params); });
   }
   return parts[0].shape.K;
 }

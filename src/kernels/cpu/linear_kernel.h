@@ -27,9 +27,11 @@ inline constexpr int64_t kMaxTile = 128;
 inline constexpr float kPlaneRatio = 254;
 
 struct Problem {
-  layout::Id layout;
-  layout::Shape shape;
-  kernels::Prepare prepare;
+  layout::Id layout = layout::Id::f32;
+  layout::Shape shape = {};
+  kernels::Prepare prepare = kernels::Prepare::automatic;
+  layout::Params params = {};
+  std::span<const std::byte> bytes = {};  // canonical; they were checked
 };
 
 /// What a kernel wants to know of the quantized inputs beside codes and scales.
@@ -59,7 +61,9 @@ struct ActivationTile {
 struct LinearArgs {
   const std::byte* weight = nullptr;  // prepared or canonical bytes of the whole matrix
   int64_t N = 0, K = 0;
-  const float* bias = nullptr;  // [N] or nullptr
+  const kernels::WeightView* view = nullptr;  // for kernels that need the layout's parameters or its decode
+  std::byte* scratch = nullptr;               // as many bytes as the kernel's scratch_bytes says
+  const float* bias = nullptr;                // [N] or nullptr
   ActivationTile x;
   float* y = nullptr;  // [tokens, N] rows y_stride apart
   int64_t y_stride = 0;
@@ -71,14 +75,18 @@ struct LinearKernel {
   bool (*can_run)(const Problem&);
   ActivationNeeds needs;
   /// Bytes of the prepared form; nullptr: the kernel reads canonical bytes.
-  int64_t (*prepared_bytes)(layout::Shape);
-  /// Writes the panels of rows [row0, row1) (multiples of 16, or N).
-  void (*prepare)(const std::byte* canonical, layout::Shape, int64_t row0, int64_t row1, std::byte* prepared);
+  int64_t (*prepared_bytes)(const Problem&);
+  /// Writes the panels of rows [row0, row1) (multiples of 16, or N) into memory that was zero.
+  void (*prepare)(const Problem&, int64_t row0, int64_t row1, std::byte* prepared);
   const char* one_name;  // how the kernels for one and for many tokens are called in explain()
   const char* many_name;
-  void (*run_one)(const LinearArgs&);   // one token in two planes (float layouts: one token)
-  void (*run_many)(const LinearArgs&);  // 1 <= tokens <= kMaxTile
+  void (*run_one)(const LinearArgs&);             // one token in two planes (float layouts: one token)
+  void (*run_many)(const LinearArgs&);            // 1 <= tokens <= kMaxTile
+  int64_t (*scratch_bytes)(int64_t K) = nullptr;  // working memory of a task; nullptr: none
 };
+
+/// layout::decode_rows of a weight, for kernels that multiply decoded rows. out: [rows, K].
+void decode_rows(const kernels::WeightView& view, int64_t row0, int64_t rows, float* out);
 
 /// Quantizes tokens [token0, token1) of a tile, or with `planes` one token into its two planes (tokens = 2, token0 =
 /// 0). Each `start`/`sum` array is written where the pointer is given.

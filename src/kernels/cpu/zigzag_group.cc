@@ -381,7 +381,7 @@ class ZigzagGroup final : public kernels::LinearGroup {
     }
     inputs_.quantize(pool_, rows, stride, M, memory);
     pool_.parallel_for(rows_, 1, [&](int64_t begin, int64_t end) {
-      std::byte* panels = scratch<Scratch::task>(size_t(panels_.prepared_bytes({kSuper, K})));
+      std::byte* panels = scratch<Scratch::task>(size_t(panels_.prepared_bytes({.shape = {kSuper, K}})));
       for (int64_t r = begin; r < end; ++r) {
         const Run& run = run_of(r);
         run.kernel->to_panels(run.columns, r - run.row0, K_, panels);

@@ -87,6 +87,38 @@ template <class W>
 constexpr LinearKernel row(const char* name, const char* one, const char* many) {
   return {name, can_run<W>, {}, nullptr, nullptr, one, many, run<W>, run<W>};
 }
+/// Other layouts: 16 rows at a time are decoded and multiplied as floats.
+bool can_decode(const Problem& p) {
+  const layout::Layout& layout = layout::get(p.layout);
+  return layout.family != layout::Family::rows && !layout.zigzag;
+}
+int64_t decoded_bytes(int64_t K) { return kPanelRows * K * int64_t(sizeof(float)); }
+void run_decoded(const LinearArgs& a) {
+  for (int64_t n = a.row0; n < a.row1; n += kPanelRows) {
+    const int64_t rows = a.row1 - n < kPanelRows ? a.row1 - n : kPanelRows;
+    decode_rows(*a.view, n, rows, reinterpret_cast<float*>(a.scratch));
+    LinearArgs part = a;
+    part.weight = a.scratch;
+    part.bias = a.bias == nullptr ? nullptr : a.bias + n;
+    part.y = a.y + n;
+    part.row0 = 0;
+    part.row1 = rows;
+    run<F32>(part);
+  }
+}
+constexpr LinearKernel kDecodedKernels[] = {
+    {"decoded",
+     can_decode,
+     {},
+     nullptr,
+     nullptr,
+     "gemv_decoded",
+     "gemm_decoded",
+     run_decoded,
+     run_decoded,
+     decoded_bytes},
+};
+
 constexpr LinearKernel kFloatKernels[] = {
     row<F32>("rows_f32", "gemv_rows_f32", "gemm_rows_f32"),
     row<F16>("rows_f16", "gemv_rows_f16", "gemm_rows_f16"),
@@ -95,6 +127,7 @@ constexpr LinearKernel kFloatKernels[] = {
 
 }  // namespace
 
+KernelList decoded_kernels() { return {kDecodedKernels, 1}; }
 KernelList float_kernels() { return {kFloatKernels, sizeof(kFloatKernels) / sizeof(kFloatKernels[0])}; }
 
 }  // namespace lacuna::cpu::LACUNA_ISA

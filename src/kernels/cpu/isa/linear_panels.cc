@@ -7,6 +7,7 @@
 //   scales  [K / (32 * kBlocks)][kBytes]  as the layout's family of scales says
 // Rows past N are zero. The multiplication keeps the unpacked codes of 32 inputs in registers and walks the tokens.
 #include "kernels/cpu/isa/linear_blocks.h"
+#include "kernels/cpu/isa/linear_panel.h"
 #include "kernels/cpu/isa/linear_table.h"
 
 namespace lacuna::cpu::LACUNA_ISA {
@@ -22,8 +23,8 @@ int64_t panel_bytes(int64_t K) {
 }
 
 template <class L>
-int64_t prepared_bytes(layout::Shape s) {
-  return (s.N + kPanelRows - 1) / kPanelRows * panel_bytes<L>(s.K);
+int64_t prepared_bytes(const Problem& p) {
+  return (p.shape.N + kPanelRows - 1) / kPanelRows * panel_bytes<L>(p.shape.K);
 }
 
 template <int kBits>
@@ -32,10 +33,12 @@ LACUNA_INLINE void add_to_plane(uint32_t codes, int vector, int row, int shift, 
 }
 
 template <class L>
-void prepare(const std::byte* canonical, layout::Shape shape, int64_t row0, int64_t row1, std::byte* prepared) {
+void prepare(const Problem& p, int64_t row0, int64_t row1, std::byte* prepared) {
   using Block = typename L::Block;
   constexpr int kUnit = L::kBlocks;  // blocks of 32 in a canonical block
   static_assert(Block::kCols == kBlock * kUnit);
+  const std::byte* canonical = p.bytes.data();
+  const layout::Shape shape = p.shape;
   const int64_t units = shape.K / Block::kCols, stride = panel_bytes<L>(shape.K);
   constexpr uint32_t kLowMask = 0x01010101u * ((1u << L::kLow) - 1), kHighMask = 0x01010101u * ((1u << L::kHigh) - 1);
   for (int64_t n = row0; n < row1; ++n) {
@@ -62,33 +65,6 @@ void prepare(const std::byte* canonical, layout::Shape shape, int64_t row0, int6
       }
     }
   }
-}
-
-/// Codes of vector j: inputs 4j..4j+3 of 16 rows.
-template <class L>
-LACUNA_INLINE U32x16 load_codes(const uint8_t* block, int j) {
-  constexpr uint32_t kLowMask = 0x01010101u * ((1u << L::kLow) - 1);
-  U32x16 codes = load_u32(block + 64 * (j % L::kLow));
-  if constexpr (L::kLow < 8) codes = (codes >> (L::kLow * (j / L::kLow))) & kLowMask;
-  if constexpr (L::kHigh > 0) {
-    constexpr uint32_t kHighMask = 0x01010101u * (((1u << L::kHigh) - 1) << L::kLow);
-    const U32x16 high = load_u32(block + 64 * L::kLow + 64 * (j % L::kHigh));
-    const int left = L::kLow - L::kHigh * (j / L::kHigh);
-    codes = codes | ((left >= 0 ? high << left : high >> -left) & kHighMask);
-  }
-  return codes;
-}
-
-LACUNA_INLINE void store_rows(const LinearArgs& a, int64_t n, int64_t t, const F32x16& sum) {
-  float lanes[16];
-  store_f32(lanes, sum);
-  const int64_t rows = a.N - n < kPanelRows ? a.N - n : kPanelRows;
-  float* y = a.y + t * a.y_stride + n;
-  if (rows == kPanelRows && a.bias == nullptr) {
-    store_f32(y, sum);
-    return;
-  }
-  for (int64_t r = 0; r < rows; ++r) y[r] = a.bias == nullptr ? lanes[r] : lanes[r] + a.bias[n + r];
 }
 
 /// Unrolled where the blocks of a superblock would otherwise wait for their variable shifts; narrow registers have
@@ -131,7 +107,7 @@ void run_one(const LinearArgs& a) {
 #pragma GCC unroll 8
           for (int v = 0; v < kVectors; ++v) {
             const int j = g * kVectors + v;
-            const U32x16 four = load_codes<L>(codes, j);
+            const U32x16 four = load_codes<L::kLow, L::kHigh>(codes, j);
             coarse = dot4<kMaxCodeOf<L>>(coarse, four, splat4(x + 4 * j));
             fine = dot4<kMaxCodeOf<L>>(fine, four, splat4(x + kBlock + 4 * j));
           }
@@ -166,7 +142,8 @@ void run_panels(const LinearArgs& a, int64_t n) {
       for (int p = 0; p < P; ++p) {
         L::load(head[p], panel_scales + p * stride + u * L::kBytes, i, s[p]);
 #pragma GCC unroll 8
-        for (int j = 0; j < 8; ++j) codes[p][j] = load_codes<L>(panel + p * stride + b * kCodeBytes<L>, j);
+        for (int j = 0; j < 8; ++j)
+          codes[p][j] = load_codes<L::kLow, L::kHigh>(panel + p * stride + b * kCodeBytes<L>, j);
       }
       const int8_t* x = a.x.codes + b * tokens * kBlock;
       const float* x_scale = a.x.scale + b * tokens;

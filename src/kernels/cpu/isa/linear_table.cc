@@ -3,7 +3,7 @@
 
 namespace lacuna::cpu::LACUNA_ISA {
 namespace {
-constexpr int kCapacity = 32;
+constexpr int kCapacity = 48;
 LinearKernel kernels[kCapacity];
 LinearTable table;
 }  // namespace
@@ -12,7 +12,8 @@ const LinearTable& linear_table() {
   static const bool filled = [] {
     table.kernels = kernels;
     table.quantize = &quantize;
-    for (const KernelList& list : {panel_kernels(), row_kernels(), float_kernels()})
+    for (const KernelList& list :
+         {panel_kernels(), row_kernels(), float_kernels(), grouped_kernels(), decoded_kernels()})
       for (int i = 0; i < list.count; ++i) kernels[table.count++] = list.kernels[i];
     return true;
   }();
