@@ -10,10 +10,12 @@ ARROWS = {
     "io": ["core", "layout"],
     "tokenizer": ["core"],
     "kernels": ["core", "layout"],
+    "solver": ["core", "layout"],
     "model": ["core", "layout", "io", "kernels"],
     "calibrate": ["core", "layout", "io", "kernels", "model", "tokenizer"],
     "eval": ["core", "layout", "io", "kernels", "model", "tokenizer"],
-    "cli": ["core", "layout", "io", "tokenizer", "kernels", "model", "calibrate", "eval"],
+    "compress": ["core", "layout", "io", "kernels", "model", "tokenizer", "solver"],
+    "cli": ["core", "layout", "io", "tokenizer", "kernels", "model", "calibrate", "eval", "solver", "compress"],
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 

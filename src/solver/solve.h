@@ -34,7 +34,7 @@ struct Problem {
 
 struct Method {
   std::string_view name, summary;
-  enum class Does : uint8_t { prune, quantize, either_or_both, both } does;
+  enum class Does : uint8_t { prune, quantize, both, prune_or_both, either_or_both } does;
   Pattern::Kind usual;  // the pattern its paper prunes with; none where it does not prune
   bool needs_mean_abs;
   Solution (*run)(const Problem&);

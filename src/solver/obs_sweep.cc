@@ -1,0 +1,106 @@
+#include "solver/obs_sweep.h"
+
+#include <algorithm>
+
+namespace lacuna::solver {
+namespace {
+
+/// Columns over which a mask is chosen at once.
+int64_t mask_unit(const Pattern& pattern, int64_t K, int64_t block) {
+  switch (pattern.kind) {
+    case Pattern::Kind::n_m:
+      return pattern.m;
+    case Pattern::Kind::groups: {
+      const int64_t group = std::min(pattern.group, K);
+      return std::max<int64_t>(block / group, 1) * group;
+    }
+    default:
+      return block;
+  }
+}
+
+}  // namespace
+
+int64_t block_end(int64_t first, int64_t K, int64_t block, std::span<const int64_t> units) {
+  const auto cut = [&](int64_t end) {  // whether a unit that starts behind `first` would be cut
+    return std::any_of(units.begin(), units.end(), [&](int64_t unit) {
+      const int64_t last = (end - 1) / unit * unit;
+      return last > first && std::min(last + unit, K) > end;
+    });
+  };
+  int64_t end = std::min(first + block, K);
+  while (cut(end)) --end;
+  return end;
+}
+
+SweepMask::SweepMask(int64_t N, const at::Tensor& U, const at::Tensor& dead, const Pattern& pattern, int64_t block)
+    : keep_t(at::ones({U.size(0), N}, U.options().dtype(at::kBool))),
+      pattern_(pattern),
+      unit_(mask_unit(pattern, U.size(0), block)),
+      importance_(U.diagonal().reciprocal().masked_fill(dead, 0).unsqueeze(1)) {}
+
+void SweepMask::begin(int64_t k, const at::Tensor& Wt) {
+  if (k % unit_ != 0) return;
+  const int64_t K = Wt.size(0), N = Wt.size(1), length = std::min(unit_, K - k);
+  const at::Tensor score = (Wt.narrow(0, k, length).abs() * importance_.narrow(0, k, length)).t().contiguous();
+  // Counts that add up to the pattern's over the matrix: what is to be dropped up to the unit's end, less what is gone.
+  const auto share = [&](int64_t of_one_column) {
+    return floor_share(pattern_.sparsity, of_one_column * (k + length)) -
+           floor_share(pattern_.sparsity, of_one_column * k);
+  };
+  at::Tensor keep;
+  switch (pattern_.kind) {
+    case Pattern::Kind::row:
+      keep = keep_largest(score, share(1));
+      break;
+    case Pattern::Kind::unstructured:
+      keep = keep_largest(score.reshape({1, N * length}), share(N)).reshape({N, length});
+      break;
+    case Pattern::Kind::groups: {
+      const int64_t group = std::min(pattern_.group, K), before = k / group, after = (k + length + group - 1) / group;
+      const at::Tensor energy = grouped(score, group).square().sum(2);
+      const int64_t dropped = floor_share(pattern_.sparsity, N * after) - floor_share(pattern_.sparsity, N * before);
+      const at::Tensor whole = keep_largest(energy.reshape({1, energy.numel()}), dropped);
+      keep = ungrouped(whole.reshape({N, after - before, 1}).expand({N, after - before, group}), length);
+      break;
+    }
+    default:
+      keep = keep_mask(score, pattern_);
+  }
+  keep_t.narrow(0, k, length).copy_(keep.t());
+}
+
+SweepGrid::SweepGrid(int64_t N, int64_t K, const Grid& grid, const at::Tensor& like)
+    : grid_(grid),
+      group_(grid.group(K)),
+      code_(at::empty({K, N}, like.options())),
+      scale_(at::empty({grid.groups(K), N}, like.options())),
+      zero_(at::empty_like(scale_)),
+      step_(at::empty_like(scale_)) {}
+
+void SweepGrid::begin(int64_t k, const at::Tensor& Wt, const at::Tensor& keep_t) {
+  if (k % group_ != 0) return;
+  const int64_t length = std::min(group_, Wt.size(0) - k);
+  at::Tensor w = Wt.narrow(0, k, length);
+  if (keep_t.defined()) w = masked(w, keep_t.narrow(0, k, length));
+  const Affine affine = fit_range(w.amin({0}), w.amax({0}), grid_.bits);
+  scale_.select(0, k / group_).copy_(affine.scale);
+  zero_.select(0, k / group_).copy_(affine.zero);
+  step_.select(0, k / group_).copy_(affine.scale.masked_fill(affine.scale == 0, 1));
+}
+
+void SweepGrid::column(int64_t k, const at::Tensor& w, at::Tensor& q) {
+  const int64_t g = k / group_;
+  const at::Tensor zero = zero_.select(0, g);
+  at::Tensor code = code_.select(0, k);
+  at::div_out(code, w, step_.select(0, g));
+  code.round_().add_(zero).clamp_(0, (1 << grid_.bits) - 1);
+  at::sub_out(q, code, zero);
+  q.mul_(scale_.select(0, g));
+}
+
+Rounded SweepGrid::rounded() const {
+  return {code_.t().contiguous(), {scale_.t().contiguous(), zero_.t().contiguous()}};
+}
+
+}  // namespace lacuna::solver

@@ -1,0 +1,88 @@
+#include "solver/solve.h"
+
+#include <cmath>
+#include <string>
+
+#include "core/error.h"
+#include "solver/awp.h"
+#include "solver/awp_plus.h"
+#include "solver/awq.h"
+#include "solver/check.h"
+#include "solver/gptq.h"
+#include "solver/magnitude.h"
+#include "solver/rtn.h"
+#include "solver/sparsegpt.h"
+#include "solver/wanda.h"
+
+namespace lacuna::solver {
+namespace {
+
+using Does = Method::Does;
+using Kind = Pattern::Kind;
+
+constexpr Method kMethods[] = {
+    {"magnitude", "drops the smallest |w|", Does::prune, Kind::unstructured, false, magnitude},
+    {"wanda", "drops the smallest |w| times its input's norm", Does::prune, Kind::row, false, wanda},
+    {"sparsegpt", "column sweep that drops, with bits also rounds", Does::prune_or_both, Kind::unstructured, false,
+     sparsegpt},
+    {"rtn", "rounds to nearest", Does::quantize, Kind::none, false, rtn},
+    {"gptq", "column sweep that rounds", Does::quantize, Kind::none, false, gptq},
+    {"awq", "rounds with searched input scales and ranges", Does::quantize, Kind::none, true, awq},
+    {"awq+wanda", "awq, then wanda's mask", Does::both, Kind::row, true, awq_wanda},
+    {"wanda+awq", "wanda's mask, then awq", Does::both, Kind::row, true, wanda_awq},
+    {"awp", "projected gradient descent, as published", Does::either_or_both, Kind::row, false, awp},
+    {"awp+", "preconditioned iterations, least squares, coordinate descent", Does::either_or_both, Kind::row, false,
+     awp_plus},
+};
+
+/// The problem with C multiplied by a power of two that brings its diagonal's mean near 1 where it is so far from it
+/// that squares leave float32's range. Nothing else changes: the solvers' answers do not depend on C's unit.
+struct InRange {
+  Problem problem;
+  double factor = 1;
+};
+
+InRange in_range(const Problem& problem) {
+  const double mean = problem.stats.second_moment.diagonal().mean(at::kDouble).item<double>();
+  if (mean == 0 || (mean > 1e-12 && mean < 1e12)) return {problem, 1};
+  const int exponent = -std::ilogb(mean);
+  InRange result{problem, std::ldexp(1.0, exponent)};
+  at::Tensor& C = result.problem.stats.second_moment;
+  C = (C * std::ldexp(1.0, exponent / 2)) * std::ldexp(1.0, exponent - exponent / 2);
+  return result;
+}
+
+}  // namespace
+
+std::span<const Method> methods() { return kMethods; }
+
+const Method& method(std::string_view name) {
+  std::string known;
+  for (const Method& one : kMethods) {
+    if (one.name == name) return one;
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", one.name);
+  }
+  throw Error("no method is called '{}'; there are {}", name, known);
+}
+
+Solution solve(std::string_view name, const Problem& problem) {
+  const at::NoGradGuard no_grad;
+  const Method& chosen = method(name);
+  check_blas();
+  check_problem(chosen, problem);
+  const InRange scaled = in_range(problem);
+  Solution solution = chosen.run(scaled.problem);
+  for (double& value : solution.curve) value /= std::sqrt(scaled.factor);
+  return solution;
+}
+
+double loss(const at::Tensor& W, const at::Tensor& Theta, const at::Tensor& C) {
+  const at::Tensor difference = W - Theta;
+  return (difference.matmul(C) * difference).sum(at::kDouble).item<double>();
+}
+
+at::Tensor effective(const Solution& solution) {
+  return solution.input_scale.defined() ? solution.weight / solution.input_scale : solution.weight;
+}
+
+}  // namespace lacuna::solver
