@@ -6,8 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <memory>
@@ -25,6 +28,8 @@
 
 namespace lacuna::cli {
 namespace {
+
+constexpr const char* kCompressProgram = "lacuna-compress";
 
 #if defined(__clang__)
 constexpr const char* kCompiler = "clang " __clang_version__;
@@ -60,7 +65,7 @@ std::string names_of(const CLI::App& program) {
   return names;
 }
 
-int run_checked(int argc, char** argv) {
+int run_checked(int argc, char** argv, std::span<const AddCommand> to_add) {
   CLI::App program(
       "Lacuna runs language models on this machine, makes them smaller and measures them.\n"
       "`lacuna COMMAND --help` explains each command.",
@@ -70,9 +75,7 @@ int run_checked(int argc, char** argv) {
   program.add_flag("--version", version, "print version, commit, compiler, SIMD target and build type");
 
   std::vector<Action> actions;
-  for (const auto add : {add_pull, add_run, add_inspect, add_tokenize, add_quantize, add_calibrate, add_tune,
-                         add_perplexity, add_bench, add_synth})
-    actions.push_back(add(program));
+  for (const AddCommand add : to_add) actions.push_back(add(program));
   const std::vector<CLI::App*> commands = program.get_subcommands([](CLI::App*) { return true; });
 
   if (argc > 1 && argv[1][0] != '-' &&
@@ -100,9 +103,38 @@ int run_checked(int argc, char** argv) {
   return 2;
 }
 
+/// `compress` is a program of its own, which gets all arguments as they are.
+Action add_compress_launcher(CLI::App& program) {
+  CLI::App* command = program.add_subcommand(
+      "compress", "Drop weights of a model, store them in few bits, or both, so that its outputs change least.");
+  command->set_help_flag();  // its own --help
+  command->prefix_command();
+  return [command]() -> int {
+    const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / kCompressProgram;
+    const std::string name = path.string();
+    std::vector<std::string> arguments = {name, "compress"};
+    for (const std::string& argument : command->remaining()) arguments.push_back(argument);
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    ::execv(name.c_str(), pointers.data());
+    throw Error(
+        "{}: {}; this build has no compressor, which needs LibTorch: install libtorch-dev and build again (README, "
+        "Compressing)",
+        name, std::strerror(errno));
+  };
+}
+
 }  // namespace
 
-int run_program(int argc, char** argv) {
+std::span<const AddCommand> runtime_commands() {
+  static constexpr std::array<AddCommand, 11> kCommands = {
+      add_pull, add_run,        add_inspect, add_tokenize, add_quantize,         add_calibrate,
+      add_tune, add_perplexity, add_bench,   add_synth,    add_compress_launcher};
+  return kCommands;
+}
+
+int run_program(int argc, char** argv, std::span<const AddCommand> commands) {
   occupy_standard_descriptors();
   std::signal(SIGPIPE, SIG_IGN);  // print() sees the closed pipe
   std::signal(SIGXFSZ, SIG_IGN);  // so does a writer that meets the file size limit
@@ -111,7 +143,7 @@ int run_program(int argc, char** argv) {
   log->set_pattern("lacuna: %^%l%$: %v");
   spdlog::set_default_logger(std::move(log));
   try {
-    return run_checked(argc, argv);
+    return run_checked(argc, argv, commands);
   } catch (const ReaderGone&) {
     return 0;
   } catch (const Error& error) {

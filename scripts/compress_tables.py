@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Perplexity of a model after every method of the compressor: the AWP paper's tables on a model at hand.
+
+Tables: pruning (50 to 90%), quantization (INT4, INT3, INT2), joint (25, 50, 75% with INT4, and INT2 beside the last at the same stored bits).
+Every row compresses the model with `lacuna compress`, then runs `lacuna perplexity` (protocol hf) on each text. The dense model's row
+comes first; with --dense a run whose dense perplexity is off by more than 0.5% is refused. Rows that the output file already has, made by
+the same command line and commit, are kept: a run that was stopped goes on. Standard library only.
+"""
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench_peers import ROOT, Failure, commit, device, json_lines, note, portable_command, run, write_json  # noqa: E402
+
+PRUNING = ["magnitude", "wanda", "sparsegpt", "awp", "awp+"]
+QUANTIZATION = ["rtn", "gptq", "awq", "awp", "awp+"]
+JOINT = ["awq+wanda", "wanda+awq", "sparsegpt", "awp", "awp+"]
+
+
+def settings(table: str, group: int) -> list[tuple[str, list[str]]]:
+    """Columns of a table: (title, flags)."""
+    grid = ["--group-size", str(group)]
+    if table == "pruning":
+        return [(f"{s}%", ["--sparsity", str(s)]) for s in (50, 60, 70, 80, 90)]
+    if table == "quantization":
+        return [(f"INT{b}", ["--bits", str(b), *grid]) for b in (4, 3, 2)]
+    return [(f"{s}% + INT4", ["--sparsity", str(s), "--bits", "4", *grid]) for s in (25, 50, 75)]
+
+
+METHODS = {"pruning": PRUNING, "quantization": QUANTIZATION, "joint": JOINT}
+
+
+def perplexity(binary: str, model: Path, text: Path, ctx: int, chunks: int, threads: int) -> dict:
+    command = [binary, "perplexity", str(model), "-f", str(text), "--protocol", "hf", "--ctx", str(ctx), "--threads", str(threads), "--json"]
+    if chunks:
+        command += ["--chunks", str(chunks)]
+    row = json_lines(run(command).stdout, command)[-1]
+    return {key: row[key] for key in ("ppl", "stderr", "tokens", "text_sha256")}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lacuna", default=str(ROOT / "build/release/lacuna"))
+    parser.add_argument("--model", type=Path, required=True, help="a .gguf file or a Hugging Face folder")
+    parser.add_argument("--calib", type=Path, required=True, help="calibration text")
+    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="a text to score; may be repeated")
+    parser.add_argument("--tables", default="pruning,quantization,joint")
+    parser.add_argument("--columns", help="only these columns, e.g. 50%%,INT4")
+    parser.add_argument("--methods", help="only these methods")
+    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--group-size", type=int, default=128)
+    parser.add_argument("--inputs", default="compressed", choices=["compressed", "dense"])
+    parser.add_argument("--ctx", type=int, default=2048)
+    parser.add_argument("--chunks", type=int, default=0, help="windows of each text; 0: all")
+    parser.add_argument("--dense", action="append", default=[], metavar="NAME=PPL", help="what the dense model must give on a text")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--output", type=Path, required=True)
+    a = parser.parse_args()
+    texts = dict(entry.split("=", 1) for entry in a.text)
+    expected = {name: float(ppl) for name, ppl in (entry.split("=", 1) for entry in a.dense)}
+
+    kept = {"rows": []}
+    if a.output.is_file():
+        kept = json.loads(a.output.read_text())
+        if kept.get("commit") != commit():
+            note(f"{a.output}: made from another commit; its rows are made anew")
+            kept = {"rows": []}
+    rows: list[dict] = kept["rows"]
+    found = {row["key"]: row for row in rows}
+
+    def save() -> None:
+        write_json(a.output, {"command": portable_command(shlex.join(["scripts/compress_tables.py", *sys.argv[1:]])), "commit": commit(),
+                              "date": datetime.date.today().isoformat(), "device": f"{device()}, {a.threads} threads", "driver": "none",
+                              "rows": rows})
+
+    def scored(model: Path) -> dict:
+        return {name: perplexity(a.lacuna, model, Path(text), a.ctx, a.chunks, a.threads) for name, text in texts.items()}
+
+    def add(key: str, make) -> dict:
+        if key not in found:
+            found[key] = {"key": key, **make()}
+            rows.append(found[key])
+            save()
+            note(f"  {key}: " + ", ".join(f"{name} {score['ppl']:.4g}" for name, score in found[key]["perplexity"].items()))
+        return found[key]
+
+    dense = add("dense", lambda: {"model": a.model.name, "perplexity": scored(a.model)})
+    for name, ppl in expected.items():
+        got = dense["perplexity"][name]["ppl"]
+        if abs(got / ppl - 1) > 0.005:
+            raise Failure(f"the dense model has a perplexity of {got:.4f} on {name}, expected {ppl}; compressed results would mean nothing")
+
+    def compressed(method: str, flags: list[str]) -> dict:
+        with tempfile.TemporaryDirectory(prefix="lacuna-compress-") as folder:
+            out = Path(folder) / "model.gguf"
+            command = [a.lacuna, "compress", str(a.model), "-o", str(out), "--calib", str(a.calib), "--method", method, *flags,
+                       "--samples", str(a.samples), "--seq-len", str(a.seq_len), "--inputs", a.inputs, "--threads", str(a.threads), "--json"]
+            report = json_lines(run(command).stdout, command)
+            summary = report[-1]
+            matrices = report[:-1]
+            return {"model": a.model.name, "method": method, "flags": " ".join(flags), "layout": matrices[0]["layout"],
+                    "effective_bits": summary["effective_bits"], "weight_sparsity": summary["weight_sparsity"], "bytes": summary["bytes"],
+                    "solver_s": summary["solver_s"], "seconds": summary["seconds"],
+                    "loss": sum(m["loss"] for m in matrices) / len(matrices), "perplexity": scored(out)}
+
+    for table in a.tables.split(","):
+        if table not in METHODS:
+            raise Failure(f"--tables {table}: known are {', '.join(METHODS)}")
+        columns = [c for c in settings(table, a.group_size) if not a.columns or c[0] in a.columns.split(",")]
+        methods = [m for m in METHODS[table] if not a.methods or m in a.methods.split(",")]
+        for title, flags in columns:
+            for method in methods:
+                add(f"{table} {title} {method}", lambda method=method, flags=flags: compressed(method, flags))
+        for name in texts:
+            print(f"{table}, perplexity on {name} (dense {dense['perplexity'][name]['ppl']:.2f})")
+            print(f"  {'':<12}" + "".join(f"{title:>12}" for title, _ in columns))
+            for method in methods:
+                cells = [found[f"{table} {title} {method}"]["perplexity"][name]["ppl"] for title, _ in columns]
+                print(f"  {method:<12}" + "".join(f"{cell:>12.2f}" if cell < 1e5 else f"{cell:>12.3g}" for cell in cells))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (Failure, subprocess.SubprocessError) as error:
+        sys.exit(f"compress_tables: {error}")

@@ -1,0 +1,243 @@
+// src/cli/compress.cc - `compress`: a checkpoint and a calibration text in, a smaller model that runs out.
+#include "cli/compress.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <charconv>
+#include <filesystem>
+
+#include "cli/command.h"
+#include "compress/walk.h"
+#include "core/error.h"
+#include "core/say.h"
+#include "core/sha256.h"
+#include "io/documents.h"
+#include "solver/solve.h"
+
+namespace lacuna::cli {
+namespace {
+
+struct Options : Common {
+  std::string model, out, method = "awp+", bits = "none", pattern, layout = "auto", calib, inputs = "compressed", work;
+  std::vector<std::string> json_keys;
+  double sparsity = 0;
+  int64_t group_size = 128;
+  compress::SampleOptions samples;
+  bool hidden_on_disk = false, keep_work = false;
+};
+
+int64_t parse_count(std::string_view text, const std::string& whole) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > (int64_t{1} << 20))
+    throw Error("--pattern {}: known are row, unstructured, N:M (for example 2:4) and groupG (for example group16)",
+                whole);
+  return value;
+}
+
+solver::Pattern parse_pattern(const Options& options) {
+  using Kind = solver::Pattern::Kind;
+  solver::Pattern out;
+  const std::string& name = options.pattern;
+  const double sparsity = options.sparsity < 1 ? options.sparsity : options.sparsity / 100;
+  const size_t colon = name.find(':');
+  if (colon != std::string::npos) {
+    out.kind = Kind::n_m;
+    out.n = parse_count(std::string_view(name).substr(0, colon), name);
+    out.m = parse_count(std::string_view(name).substr(colon + 1), name);
+    if (out.n >= out.m) throw Error("--pattern {}: of every M inputs fewer than M must be kept", name);
+    out.sparsity = 1 - double(out.n) / double(out.m);
+    if (options.sparsity > 0 && std::abs(sparsity - out.sparsity) > 1e-9)
+      throw Error("--pattern {} drops {}% of the weights, --sparsity says {}%; leave one of them out", name,
+                  100 * out.sparsity, 100 * sparsity);
+    return out;
+  }
+  if (sparsity == 0) {
+    if (!name.empty()) throw Error("--pattern {} needs --sparsity, the share of weights to drop in percent", name);
+    return out;
+  }
+  out.sparsity = sparsity;
+  if (name.empty() || name == "row") {
+    out.kind = Kind::row;
+  } else if (name == "unstructured") {
+    out.kind = Kind::unstructured;
+  } else if (name.starts_with("group")) {
+    out.kind = Kind::groups;
+    out.group = parse_count(std::string_view(name).substr(5), name);
+  } else {
+    parse_count("", name);
+  }
+  return out;
+}
+
+std::vector<std::string> method_names() {
+  std::vector<std::string> names;
+  for (const solver::Method& method : solver::methods()) names.emplace_back(method.name);
+  return names;
+}
+
+int compress(const Options& options) {
+  check_common(options);
+  check_out("-o", options.out);
+  compress::WalkOptions wanted;
+  wanted.method = options.method;
+  wanted.grid = {options.bits == "none" ? 0 : std::stoi(options.bits), options.group_size};
+  wanted.pattern = parse_pattern(options);
+  wanted.layout = options.layout;
+  wanted.inputs = options.inputs == "dense" ? compress::Inputs::dense : compress::Inputs::compressed;
+  wanted.seed = options.samples.seed;
+  wanted.work_folder = options.work.empty() ? options.out + ".work" : options.work;
+  wanted.hidden_on_disk = options.hidden_on_disk;
+  compress::check(wanted);  // before anything is loaded
+
+  const io::Checkpoint source = io::Checkpoint::open(options.model);
+  if (std::error_code unknown; std::filesystem::equivalent(options.model, options.out, unknown))
+    throw Error("{}: is the model that is read; give the new file another name", options.out);
+  const std::string text =
+      io::join_documents(io::split_documents(read_input(options.calib), options.json_keys, options.calib));
+  if (source.vocabulary().model == Vocabulary::Model::none)
+    throw Error("{}: has no tokenizer, which calibration needs", options.model);
+  const std::vector<int32_t> ids = make_tokenizer(source).encode(text);
+  compress::SampleOptions sampling = options.samples;
+  sampling.seq_len = std::min(sampling.seq_len, model::read_config(source).n_ctx);
+  if (sampling.seq_len < options.samples.seq_len)
+    spdlog::warn("--seq-len {}: the model's context is {}, so windows have that many tokens", options.samples.seq_len,
+                 sampling.seq_len);
+  const compress::Samples samples = compress::choose_samples(int64_t(ids.size()), sampling, options.calib);
+  if (samples.count() < samples.asked)
+    spdlog::warn("{}: has {} whole windows of {} tokens, {} were asked for; statistics come from fewer", options.calib,
+                 samples.count(), samples.seq_len, samples.asked);
+  wanted.calibration_sha256 = sha256_hex(std::as_bytes(std::span(text)));
+
+  if (!options.json) {
+    say("{}\n", samples.describe());
+    print(fmt::format("{:<28}{:>12}{:>8}{:>7}{:>11}{:>11}{:>7}{:>9}\n", "tensor", "shape", "layout", "bits",
+                      "loss before", "loss", "iter", "seconds"));
+  }
+  const compress::WalkReport report =
+      compress::walk(source, ids, samples, wanted, [&](const compress::MatrixReport& m) {
+        if (options.json)
+          print_json(m.json());
+        else
+          print(fmt::format("{:<28}{:>12}{:>8}{:>7.3f}{:>11.3e}{:>11.3e}{:>7}{:>9.2f}\n", m.name,
+                            fmt::format("{}x{}", m.N, m.K), m.layout, m.bits, m.loss_before, m.loss, m.iterations,
+                            m.seconds));
+      });
+  const int64_t bytes =
+      compress::write_model(source, wanted.work_folder, model::read_config(source).n_layers, options.out);
+  if (!options.keep_work) std::filesystem::remove_all(wanted.work_folder);
+
+  int64_t weights = 0, stored = 0, kept = 0;
+  double solving = 0;
+  for (const compress::MatrixReport& m : report.matrices) {
+    weights += m.N * m.K;
+    stored += m.bytes;
+    kept += int64_t(std::llround((1 - m.sparsity) * double(m.N) * double(m.K)));
+    solving += m.seconds;
+  }
+  const double bits = 8.0 * double(stored) / double(std::max<int64_t>(1, weights)),
+               sparsity = 1 - double(kept) / double(std::max<int64_t>(1, weights));
+  if (options.json)
+    print_json({{"path", options.out},
+                {"bytes", bytes},
+                {"method", options.method},
+                {"effective_bits", bits},
+                {"weight_sparsity", sparsity},
+                {"calibration",
+                 {{"text", options.calib},
+                  {"sha256", wanted.calibration_sha256},
+                  {"windows", samples.count()},
+                  {"windows_asked", samples.asked},
+                  {"seq_len", samples.seq_len},
+                  {"text_tokens", samples.text_tokens}}},
+                {"resumed_layers", report.resumed_layers},
+                {"solver_s", solving},
+                {"seconds", report.seconds},
+                {"peak_memory_bytes", peak_memory_bytes()}});
+  else
+    print(fmt::format(
+        "{}: {} ({} bytes); its compressed matrices {:.3f} bits a weight, {:.2f}% of the weights dropped\n{:.1f} s, "
+        "{:.1f} of them in the solver, peak memory {}\n",
+        options.out, human_bytes(bytes), bytes, bits, 100 * sparsity, report.seconds, solving,
+        human_bytes(peak_memory_bytes())));
+  return 0;
+}
+
+}  // namespace
+
+Action add_compress(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = program.add_subcommand("compress",
+                                             "Make a model smaller by dropping weights, by storing them in few bits, "
+                                             "or both, so that its layers' outputs on a "
+                                             "calibration text change least. Every matrix of the layers is compressed; "
+                                             "embeddings, output head, norms and biases "
+                                             "stay as they are. A run that was stopped goes on where it was.");
+  command->add_option("MODEL", options->model, "a .gguf file or a Hugging Face folder, best in f32, f16 or bf16")
+      ->required();
+  command->add_option("-o,--out", options->out, "the file to write; it appears when it is complete")
+      ->required()
+      ->type_name("FILE");
+  command
+      ->add_option("--calib", options->calib,
+                   "calibration text like what the model is used for: plain text, or JSON lines")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("--method", options->method, fmt::format("one of {}", fmt::join(method_names(), ", ")))
+      ->check(CLI::IsMember(method_names()))
+      ->capture_default_str()
+      ->type_name("NAME");
+  command->add_option("--bits", options->bits, "bits of a weight: 2, 3, 4, 8, or none")
+      ->check(CLI::IsMember({"2", "3", "4", "8", "none"}))
+      ->capture_default_str()
+      ->type_name("B");
+  command->add_option("--group-size", options->group_size, "inputs that share a scale and a zero point; 0: a whole row")
+      ->check(integer_in(0, int64_t{1} << 30))
+      ->capture_default_str()
+      ->type_name("G");
+  command->add_option("--sparsity", options->sparsity, "share of the weights to drop, in percent")
+      ->check(number_in(0, 99.99))
+      ->type_name("S");
+  command
+      ->add_option(
+          "--pattern", options->pattern,
+          "which weights may be dropped: row (the same number in every row; default), unstructured (in the whole "
+          "matrix), N:M (all but N of every M inputs), groupG (whole groups of G inputs)")
+      ->type_name("NAME");
+  command
+      ->add_option("--layout", options->layout,
+                   "how to store the result; auto: gq for bits alone, bm where weights are dropped")
+      ->capture_default_str()
+      ->type_name("NAME");
+  command
+      ->add_option("--json-keys", options->json_keys,
+                   "keys of a JSON line whose strings make the document; default: text, else prefix,gold_completion")
+      ->delimiter(',')
+      ->type_name("LIST");
+  command->add_option("--samples", options->samples.samples, "windows of text")
+      ->check(integer_in(1, int64_t{1} << 30))
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_option("--seq-len", options->samples.seq_len, "tokens of a window")
+      ->check(integer_in(1, int64_t{1} << 24))
+      ->capture_default_str()
+      ->type_name("T");
+  command
+      ->add_option("--inputs", options->inputs,
+                   "what a layer's statistics see of the layers before it: compressed (as they will run) or dense")
+      ->check(CLI::IsMember({"compressed", "dense"}))
+      ->capture_default_str()
+      ->type_name("NAME");
+  add_seed(*command, options->samples.seed, "which windows of the text are taken, where it has more than --samples");
+  command->add_option("--work", options->work, "folder for finished layers; default: FILE.work, removed at the end")
+      ->type_name("FOLDER");
+  command->add_flag("--keep-work", options->keep_work, "leave that folder where it is");
+  command->add_flag("--hidden-on-disk", options->hidden_on_disk,
+                    "keep the text's hidden states in the work folder, not in memory");
+  add_common(*command, *options);
+  return [options] { return compress(*options); };
+}
+
+}  // namespace lacuna::cli

@@ -1,0 +1,175 @@
+#include "compress/net.h"
+
+#include <cmath>
+#include <vector>
+
+#include "core/error.h"
+#include "io/gguf_model.h"
+#include "layout/layout.h"
+
+namespace lacuna::compress {
+namespace {
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const at::Tensor y = at::matmul(x, weight.t());
+  return bias.defined() ? y + bias : y;
+}
+
+}  // namespace
+
+Net::Net(const io::Checkpoint& checkpoint, at::Device device)
+    : checkpoint_(checkpoint), config_(model::read_config(checkpoint)), device_(device) {
+  // GGUF files of type "llama" hold adjacent rotary pairs, and read() brings a folder's rows into that order.
+  adjacent_ = config_.rope.adjacent || checkpoint.architecture() == "llama";
+  embedding_ = read(checkpoint.require("token_embd.weight"));
+  if (embedding_.size(1) != config_.n_embd) {
+    project_in_ = read(checkpoint.require("token_embd_proj_in.weight"));
+    project_in_bias_ = maybe("token_embd_proj_in.bias");
+    project_out_ = read(checkpoint.require("output_proj.weight"));
+    project_out_bias_ = maybe("output_proj.bias");
+  }
+  if (config_.positions == model::Positions::learned) positions_ = read(checkpoint.require("position_embd.weight"));
+  head_ = maybe("output.weight");
+  head_bias_ = maybe("output.bias");
+  if (!head_.defined()) head_ = embedding_;
+  if (checkpoint.metadata().boolean(config_.architecture + ".final_layer_norm").value_or(config_.norm_first))
+    output_norm_ = {read(checkpoint.require("output_norm.weight")), maybe("output_norm.bias")};
+}
+
+at::Tensor Net::read(const io::Tensor& tensor) const {
+  const auto [N, K] = tensor.shape;
+  at::Tensor out = at::empty({N, K}, at::kFloat);
+  layout::decode_rows(*tensor.layout, tensor.shape, tensor.bytes, 0, N, out.data_ptr<float>(), tensor.params);
+  const bool vector = !io::is_matrix(tensor);
+  if (vector) out = out.reshape({-1});
+  if (const std::vector<int64_t> order = io::gguf_row_order(checkpoint_, tensor); !order.empty())
+    out = out.index_select(0, at::tensor(order, at::kLong));
+  if (!at::isfinite(out).all().item<bool>())
+    throw Error("{}: tensor {} holds NaN or infinity; such a model cannot be compressed", checkpoint_.path(),
+                tensor.name);
+  return out.to(device_);
+}
+
+at::Tensor Net::maybe(const std::string& name) const {
+  const io::Tensor* tensor = checkpoint_.find(name);
+  return tensor == nullptr ? at::Tensor() : read(*tensor);
+}
+
+Layer Net::load_layer(int64_t index) const {
+  Layer layer;
+  for (size_t m = 0; m < size_t(model::kMatrices); ++m) {
+    if (model::Matrix(m) == model::Matrix::gate && config_.mlp != model::Mlp::swiglu) continue;
+    const std::string name = model::tensor_name(index, model::Matrix(m));
+    layer.weight[m] = read(checkpoint_.require(name + ".weight"));
+    layer.bias[m] = maybe(name + ".bias");
+  }
+  const auto norm = [&](const char* part) {
+    const std::string name = fmt::format("blk.{}.{}", index, part);
+    return Norm{read(checkpoint_.require(name + ".weight")), maybe(name + ".bias")};
+  };
+  layer.attn_norm = norm("attn_norm");
+  layer.ffn_norm = norm("ffn_norm");
+  if (config_.qk_norm) {
+    layer.q_norm = read(checkpoint_.require(fmt::format("blk.{}.attn_q_norm.weight", index)));
+    layer.k_norm = read(checkpoint_.require(fmt::format("blk.{}.attn_k_norm.weight", index)));
+  }
+  return layer;
+}
+
+at::Tensor Net::norm(const Norm& weights, const at::Tensor& x) const {
+  if (config_.norm == model::Norm::layer)
+    return at::layer_norm(x, {x.size(-1)}, weights.weight, weights.bias, double(config_.norm_eps));
+  return x * at::rsqrt(x.square().mean(-1, true) + double(config_.norm_eps)) * weights.weight;
+}
+
+/// x: [windows, heads, tokens, head_dim]; cos, sin: [tokens, n_rot / 2].
+at::Tensor Net::rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const {
+  const int64_t n_rot = config_.rope.n_rot, half = n_rot / 2;
+  at::Tensor first, second;
+  const at::Tensor turned = x.narrow(-1, 0, n_rot);
+  if (adjacent_) {
+    const at::Tensor pairs = turned.unflatten(-1, {half, 2});
+    first = pairs.select(-1, 0);
+    second = pairs.select(-1, 1);
+  } else {
+    first = turned.narrow(-1, 0, half);
+    second = turned.narrow(-1, half, half);
+  }
+  const at::Tensor a = first * cos - second * sin, b = second * cos + first * sin;
+  const at::Tensor out = adjacent_ ? at::stack({a, b}, -1).flatten(-2) : at::cat({a, b}, -1);
+  return n_rot == x.size(-1) ? out : at::cat({out, x.narrow(-1, n_rot, x.size(-1) - n_rot)}, -1);
+}
+
+/// q, k, v: [windows, tokens, heads * head_dim] -> [windows, tokens, n_heads * head_dim].
+at::Tensor Net::attend(const Layer& layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
+  const int64_t windows = q.size(0), tokens = q.size(1), d = config_.head_dim;
+  const auto heads = [&](const at::Tensor& x) { return x.reshape({windows, tokens, -1, d}); };
+  const Norm q_norm{layer.q_norm, {}}, k_norm{layer.k_norm, {}};
+  at::Tensor queries = heads(q), keys = heads(k);
+  if (config_.qk_norm) {
+    queries = norm(q_norm, queries);
+    keys = norm(k_norm, keys);
+  }
+  queries = queries.transpose(1, 2);
+  keys = keys.transpose(1, 2);
+  const at::Tensor values = heads(v).transpose(1, 2);
+  const at::Tensor position = at::arange(tokens, at::device(device_).dtype(at::kFloat));
+  if (config_.positions == model::Positions::rope) {
+    const model::Rope& rope = config_.rope;
+    // Angles in double: float loses digits of a large position times a frequency.
+    const at::Tensor angle =
+        position.to(at::kDouble).unsqueeze(1) * at::tensor(rope.inv_freq, at::kFloat).to(device_).to(at::kDouble);
+    const at::Tensor cos = (at::cos(angle) * double(rope.attention_factor)).to(at::kFloat);
+    const at::Tensor sin = (at::sin(angle) * double(rope.attention_factor)).to(at::kFloat);
+    queries = rotate(queries, cos, sin);
+    keys = rotate(keys, cos, sin);
+  }
+  const int64_t shared = config_.n_heads / config_.n_kv_heads;
+  // [windows, n_kv_heads, heads that share a key, tokens, d]
+  const at::Tensor scores =
+      at::matmul(queries.unflatten(1, {config_.n_kv_heads, shared}), keys.unsqueeze(2).transpose(-1, -2)) /
+      std::sqrt(double(d));
+  const at::Tensor distance = position.unsqueeze(1) - position.unsqueeze(0);
+  at::Tensor hidden = distance < 0;
+  if (config_.window > 0) hidden = hidden.logical_or(distance >= double(config_.window));
+  const at::Tensor shares = at::softmax(scores.masked_fill(hidden, -INFINITY), -1);
+  return at::matmul(shares, values.unsqueeze(2)).flatten(1, 2).transpose(1, 2).flatten(2);
+}
+
+at::Tensor Net::embed(const at::Tensor& ids) const {
+  at::Tensor x = embedding_.index_select(0, ids.to(device_).reshape({-1})).reshape({ids.size(0), ids.size(1), -1});
+  if (project_in_.defined()) x = linear(x, project_in_, project_in_bias_);
+  if (positions_.defined()) x = x + positions_.narrow(0, config_.position_offset, ids.size(1));
+  return x;
+}
+
+at::Tensor Net::forward(const Layer& layer, const at::Tensor& hidden, const Tap& tap) const {
+  using model::Matrix;
+  const auto show = [&](model::Input input, const at::Tensor& x) {
+    if (tap) tap(input, x.flatten(0, 1));
+  };
+  const auto apply = [&](Matrix m, const at::Tensor& x) {
+    return linear(x, layer.weight[size_t(m)], layer.bias[size_t(m)]);
+  };
+  at::Tensor in = config_.norm_first ? norm(layer.attn_norm, hidden) : hidden;
+  show(model::Input::attn_in, in);
+  const at::Tensor attended = attend(layer, apply(Matrix::q, in), apply(Matrix::k, in), apply(Matrix::v, in));
+  show(model::Input::attn_out, attended);
+  at::Tensor x = hidden + apply(Matrix::o, attended);
+  if (!config_.norm_first) x = norm(layer.attn_norm, x);
+  in = config_.norm_first ? norm(layer.ffn_norm, x) : x;
+  show(model::Input::ffn_in, in);
+  at::Tensor wide = apply(Matrix::up, in);
+  wide = config_.mlp == model::Mlp::swiglu ? at::silu(apply(Matrix::gate, in)) * wide : at::relu(wide);
+  show(model::Input::ffn_down, wide);
+  x = x + apply(Matrix::down, wide);
+  return config_.norm_first ? x : norm(layer.ffn_norm, x);
+}
+
+at::Tensor Net::logits(const at::Tensor& hidden) const {
+  at::Tensor x = output_norm_.weight.defined() ? norm(output_norm_, hidden) : hidden;
+  if (project_out_.defined()) x = linear(x, project_out_, project_out_bias_);
+  return linear(x, head_, head_bias_);
+}
+
+}  // namespace lacuna::compress

@@ -1,0 +1,70 @@
+// src/compress/net.h - the runtime's model families as LibTorch operations: what calibration text runs through while
+// matrices are replaced one by one, and what gradients go through.
+//
+// The net presents itself as the GGUF file made from the checkpoint would: names, order of q and k rows, rotary pairs.
+// Everything is float32, whatever the checkpoint holds. Layers are loaded one at a time, so that memory holds one layer
+// and what the caller keeps.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+
+#include "io/checkpoint.h"
+#include "model/block.h"
+#include "model/config.h"
+#include "model/sparsity.h"
+
+namespace lacuna::compress {
+
+struct Norm {
+  at::Tensor weight, bias;  // [n_embd]; bias only of layer norms
+};
+
+/// One layer's tensors. Matrices are [N, K], by model::Matrix; gate is undefined in nets that are not gated, a bias
+/// where the checkpoint has none.
+struct Layer {
+  std::array<at::Tensor, model::kMatrices> weight, bias;
+  Norm attn_norm, ffn_norm;
+  at::Tensor q_norm, k_norm;  // [head_dim], Qwen3
+};
+
+class Net {
+ public:
+  /// Called with the input of a group of matrices before they are applied: x: [tokens, K].
+  using Tap = std::function<void(model::Input, const at::Tensor& x)>;
+
+  /// The checkpoint must outlive the net. Throws Error for what the runtime would refuse too.
+  explicit Net(const io::Checkpoint& checkpoint, at::Device device = at::kCPU);
+
+  const model::Config& config() const { return config_; }
+  at::Device device() const { return device_; }
+  Layer load_layer(int64_t index) const;
+
+  /// ids: [windows, tokens] int64, each window from position 0 -> [windows, tokens, n_embd].
+  at::Tensor embed(const at::Tensor& ids) const;
+  /// hidden: [windows, tokens, n_embd] -> the same after the layer.
+  at::Tensor forward(const Layer& layer, const at::Tensor& hidden, const Tap& tap = {}) const;
+  /// [windows, tokens, n_embd] -> [windows, tokens, n_vocab].
+  at::Tensor logits(const at::Tensor& hidden) const;
+
+  /// A tensor of the checkpoint in GGUF's order of rows, decoded: [N, K] of a matrix, [n] of a vector.
+  at::Tensor read(const io::Tensor& tensor) const;
+
+ private:
+  at::Tensor norm(const Norm& weights, const at::Tensor& x) const;
+  at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const;
+  at::Tensor attend(const Layer& layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
+  at::Tensor maybe(const std::string& name) const;
+
+  const io::Checkpoint& checkpoint_;
+  model::Config config_;
+  at::Device device_;
+  bool adjacent_ = false;  // rotary pairs of the rows as read() orders them
+  at::Tensor embedding_, positions_, project_in_, project_in_bias_, project_out_, project_out_bias_, head_, head_bias_;
+  Norm output_norm_;  // undefined weight: none
+};
+
+}  // namespace lacuna::compress

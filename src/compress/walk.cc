@@ -1,0 +1,341 @@
+#include "compress/walk.h"
+
+#include <ATen/Parallel.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+
+#include "compress/statistics.h"
+#include "core/error.h"
+#include "core/mapped_file.h"
+#include "core/progress.h"
+#include "core/sha256.h"
+#include "io/atomic_file.h"
+#include "solver/project.h"
+#include "solver/solve.h"
+
+namespace lacuna::compress {
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// The hidden states of all windows, [windows, tokens, n_embd].
+class HiddenStates {
+ public:
+  HiddenStates(const Net& net, std::span<const int32_t> ids, const Samples& samples, const std::string& file)
+      : device_(net.device()), file_(file) {
+    const std::array<int64_t, 3> shape = {samples.count(), samples.seq_len, net.config().n_embd};
+    const int64_t values = samples.tokens() * net.config().n_embd;
+    states_ = file.empty() ? at::empty(shape, at::kFloat) : at::from_file(file, true, values, at::kFloat).view(shape);
+    for (int64_t w = 0; w < samples.count(); ++w) {
+      const auto window = ids.subspan(size_t(samples.first[size_t(w)]), size_t(samples.seq_len));
+      const at::Tensor row = at::tensor(at::ArrayRef<int32_t>(window.data(), window.size()), at::kInt).to(at::kLong);
+      states_[w].copy_(net.embed(row.unsqueeze(0))[0]);
+    }
+  }
+  ~HiddenStates() {
+    states_.reset();
+    std::error_code ignored;
+    if (!file_.empty()) std::filesystem::remove(file_, ignored);
+  }
+  HiddenStates(const HiddenStates&) = delete;
+  HiddenStates& operator=(const HiddenStates&) = delete;
+
+  int64_t windows() const { return states_.size(0); }
+  at::Tensor get(int64_t w) const { return states_[w].unsqueeze(0).to(device_); }
+  void set(int64_t w, const at::Tensor& hidden, int64_t layer) {
+    if (!at::isfinite(hidden).all().item<bool>())
+      throw Error(
+          "layer {}, calibration window {}: the layer's result holds NaN or infinity; the model or the text is "
+          "damaged, or the layer's compressed matrices are (try --inputs dense)",
+          layer, w);
+    states_[w].copy_(hidden[0]);
+  }
+
+ private:
+  at::Device device_;
+  std::string file_;
+  at::Tensor states_;
+};
+
+/// What two runs must share so that one may go on with the other's layers.
+Json settings_of(const io::Checkpoint& checkpoint, const Samples& samples, const WalkOptions& options) {
+  const io::Tensor& first = checkpoint.require("blk.0.attn_q.weight");
+  return {{"method", options.method},
+          {"bits", options.grid.bits},
+          {"group_size", options.grid.group_size},
+          {"pattern", int(options.pattern.kind)},
+          {"sparsity", options.pattern.sparsity},
+          {"n", options.pattern.n},
+          {"m", options.pattern.m},
+          {"group", options.pattern.group},
+          {"layout", options.layout},
+          {"inputs", options.inputs == Inputs::compressed ? "compressed" : "dense"},
+          {"seed", options.seed},
+          {"device", options.device.str()},
+          {"threads", at::get_num_threads()},
+          {"windows", samples.first},
+          {"seq_len", samples.seq_len},
+          {"calibration", options.calibration_sha256},
+          {"model", sha256_hex(first.bytes)},
+          {"model_bytes", checkpoint.file_bytes()}};
+}
+
+std::string text_of(const std::string& path) {
+  const MappedFile file(path);
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+void open_work_folder(const io::Checkpoint& checkpoint, const Samples& samples, const WalkOptions& options) {
+  std::filesystem::create_directories(options.work_folder);
+  const std::string path = options.work_folder + "/settings.json";
+  const Json settings = settings_of(checkpoint, samples, options);
+  if (!std::filesystem::exists(path)) return io::write_file_atomically(path, settings.dump(1) + "\n");
+  const Json found = io::parse_json_object(text_of(path), path);
+  for (const auto& [key, value] : settings.items())
+    if (!found.contains(key) || found[key] != value)
+      throw Error(
+          "{}: belongs to a run with another {} ({}, now {}); remove the folder or name another one with --work",
+          options.work_folder, key, found.contains(key) ? found[key].dump() : "none", value.dump());
+}
+
+double relative_loss(const at::Tensor& W, const at::Tensor& theta, const at::Tensor& C) {
+  const double whole = solver::loss(W, at::zeros_like(W), C);
+  return whole > 0 ? solver::loss(W, theta, C) / whole : 0;
+}
+
+/// What every method starts from: weights of the least magnitude dropped, the rest rounded to nearest.
+at::Tensor plain_solution(const solver::Problem& problem) {
+  const at::Tensor keep = solver::keep_mask(problem.W.abs(), problem.pattern);
+  const at::Tensor pruned = solver::masked(problem.W, keep);
+  if (problem.grid.bits == 0) return pruned;
+  const solver::Affine affine = solver::fit_grid(pruned, problem.grid);
+  return solver::masked(solver::decode(solver::round_to_grid(pruned, problem.grid, affine), problem.grid), keep);
+}
+
+/// What an input's statistics are once the columns of its readers are multiplied with `scale`, undefined: with 1. No
+/// further scale is to be searched, which means that all inputs are alike.
+solver::Statistics after_folding(const solver::Statistics& statistics, const at::Tensor& scale) {
+  const at::Tensor& C = statistics.second_moment;
+  return {scale.defined() ? C / scale.unsqueeze(1) / scale : C, at::ones_like(statistics.mean_abs), statistics.tokens};
+}
+
+/// Input scales (AWQ) folded into what makes each input, so that the layer computes the same as before: its norm, or
+/// the rows of v (where every head has a key of its own) and of up. Inputs that nothing can take a scale for keep 1.
+/// Returns the scale of each input, undefined where it is 1.
+std::array<at::Tensor, model::kInputs> fold_input_scales(
+    const model::Config& config, Layer& layer, const std::array<solver::Statistics, model::kInputs>& statistics,
+    const WalkOptions& options) {
+  using model::Matrix;
+  std::array<at::Tensor, model::kInputs> scales;
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const auto input = model::Input(i);
+    const bool from_norm = input == model::Input::attn_in || input == model::Input::ffn_in;
+    if (from_norm && !config.norm_first) continue;
+    if (input == model::Input::attn_out && config.n_heads != config.n_kv_heads) continue;
+    std::vector<at::Tensor> readers;
+    for (size_t m = 0; m < size_t(model::kMatrices); ++m)
+      if (model::input_of(Matrix(m)) == input && layer.weight[m].defined()) readers.push_back(layer.weight[m]);
+    const solver::Problem problem{
+        .W = at::cat(readers), .stats = statistics[i], .grid = options.grid, .pattern = options.pattern, .options = {}};
+    scales[i] = solver::solve(options.method, problem).input_scale;
+  }
+  // All are searched on the layer as it was.
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const at::Tensor& scale = scales[i];
+    if (!scale.defined()) continue;
+    for (size_t m = 0; m < size_t(model::kMatrices); ++m)
+      if (model::input_of(Matrix(m)) == model::Input(i) && layer.weight[m].defined())
+        layer.weight[m] = layer.weight[m] * scale;
+    const auto divide_rows = [&](Matrix m) {
+      layer.weight[size_t(m)] = layer.weight[size_t(m)] / scale.unsqueeze(1);
+      if (layer.bias[size_t(m)].defined()) layer.bias[size_t(m)] = layer.bias[size_t(m)] / scale;
+    };
+    const auto divide_norm = [&](Norm& norm) {
+      norm.weight = norm.weight / scale;
+      if (norm.bias.defined()) norm.bias = norm.bias / scale;
+    };
+    switch (model::Input(i)) {
+      case model::Input::attn_in:
+        divide_norm(layer.attn_norm);
+        break;
+      case model::Input::attn_out:
+        divide_rows(Matrix::v);
+        break;
+      case model::Input::ffn_in:
+        divide_norm(layer.ffn_norm);
+        break;
+      case model::Input::ffn_down:
+        divide_rows(Matrix::up);
+        break;
+    }
+  }
+  return scales;
+}
+
+/// The vectors of a layer that scales are folded into, by their names.
+std::vector<std::pair<std::string, at::Tensor*>> vectors_of(Layer& layer, int64_t index) {
+  const auto bias = [&](model::Matrix m) {
+    return std::pair{model::tensor_name(index, m) + ".bias", &layer.bias[size_t(m)]};
+  };
+  return {{fmt::format("blk.{}.attn_norm.weight", index), &layer.attn_norm.weight},
+          {fmt::format("blk.{}.attn_norm.bias", index), &layer.attn_norm.bias},
+          {fmt::format("blk.{}.ffn_norm.weight", index), &layer.ffn_norm.weight},
+          {fmt::format("blk.{}.ffn_norm.bias", index), &layer.ffn_norm.bias},
+          bias(model::Matrix::v),
+          bias(model::Matrix::up)};
+}
+
+/// Solves and packs one matrix. W: as the checkpoint holds it; weight: the same with scales folded in, whose place the
+/// stored weights take.
+MatrixReport solve_matrix(const std::string& name, const at::Tensor& W, const solver::Statistics& statistics,
+                          at::Tensor& weight, const at::Tensor& scale, const WalkOptions& options,
+                          const layout::Layout& layout, std::vector<PackedTensor>& out) {
+  const auto start = Clock::now();
+  solver::Problem problem{.W = W, .stats = statistics, .grid = options.grid, .pattern = options.pattern, .options = {}};
+  MatrixReport report;
+  report.loss_before = relative_loss(W, plain_solution(problem), statistics.second_moment);
+  problem.W = weight;
+  problem.stats = after_folding(statistics, scale);
+  const solver::Solution solution = solver::solve(options.method, problem);
+  out.push_back(pack(name, solution, layout, options.grid));
+  report.seconds = seconds_since(start);
+  const at::Tensor target = weight;
+  weight = unpack(out.back()).to(W.device());
+  report.name = name;
+  report.layout = layout.name;
+  report.N = W.size(0);
+  report.K = W.size(1);
+  report.loss = relative_loss(target, weight, problem.stats.second_moment);
+  if (solution.keep.defined())
+    report.sparsity = 1 - double(solution.keep.sum().item<int64_t>()) / double(solution.keep.numel());
+  report.bytes = int64_t(out.back().bytes.size());
+  report.bits = 8.0 * double(report.bytes) / double(W.numel());
+  report.iterations = solution.iterations;
+  report.curve = solution.curve;
+  return report;
+}
+
+void check_method(const WalkOptions& options) {
+  using Does = solver::Method::Does;
+  const solver::Method& method = solver::method(options.method);
+  const bool drops = options.pattern.kind != solver::Pattern::Kind::none, rounds = options.grid.bits > 0;
+  const auto fail = [&](const char* what) { throw Error("--method {} {}", options.method, what); };
+  if (method.does == Does::prune && rounds)
+    fail("drops weights and does not round them; leave --bits out, or try awp+");
+  if (method.does == Does::prune && !drops) fail("drops weights; give --sparsity or a pattern N:M");
+  if (method.does == Does::quantize && drops)
+    fail("rounds weights and drops none; leave --sparsity and --pattern out, or try awp+");
+  if (method.does == Does::quantize && !rounds) fail("rounds weights; give --bits");
+  if (method.does == Does::both && !(drops && rounds)) fail("drops and rounds weights; give --sparsity and --bits");
+}
+
+const layout::Layout& chosen_layout(const WalkOptions& options) {
+  if (options.layout == "auto") return automatic_layout(options.grid, options.pattern);
+  const layout::Layout* found = layout::find(options.layout);
+  if (found == nullptr) throw Error("--layout {}: unknown; known are auto, {}", options.layout, layout::known_names());
+  return *found;
+}
+
+}  // namespace
+
+void check(const WalkOptions& options) {
+  check_method(options);
+  check_layout(chosen_layout(options), options.grid, options.pattern);
+}
+
+Json MatrixReport::json() const {
+  return {{"tensor", name},     {"layout", layout},     {"n", N},       {"k", K},         {"loss_before", loss_before},
+          {"loss", loss},       {"sparsity", sparsity}, {"bits", bits}, {"bytes", bytes}, {"iterations", iterations},
+          {"seconds", seconds}, {"curve", curve}};
+}
+
+MatrixReport MatrixReport::from_json(const Json& json) {
+  return {json.at("tensor"),      json.at("layout"),     json.at("n"),        json.at("k"),
+          json.at("loss_before"), json.at("loss"),       json.at("sparsity"), json.at("bits"),
+          json.at("bytes"),       json.at("iterations"), json.at("seconds"),  json.at("curve")};
+}
+
+std::string layer_path(const std::string& work_folder, int64_t layer) {
+  return fmt::format("{}/layer-{:04}.gguf", work_folder, layer);
+}
+
+WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, const Samples& samples,
+                const WalkOptions& options, const std::function<void(const MatrixReport&)>& on_matrix) {
+  const auto start = Clock::now();
+  const at::NoGradGuard no_grad;
+  check(options);
+  const layout::Layout& layout = chosen_layout(options);
+  const Net net(checkpoint, options.device);
+  const int64_t layers = net.config().n_layers;
+  open_work_folder(checkpoint, samples, options);
+  HiddenStates hidden(net, ids, samples, options.hidden_on_disk ? options.work_folder + "/hidden" : "");
+
+  WalkReport report;
+  std::optional<Progress> progress;
+  // A window costs about as much in each of the two passes; solving is counted as one pass more.
+  if (options.progress) progress.emplace("Compressing", layers * 3 * hidden.windows(), "windows");
+  const auto step = [&](int64_t windows) {
+    if (progress) progress->add(windows);
+  };
+  for (int64_t index = 0; index < layers; ++index) {
+    const std::string path = layer_path(options.work_folder, index);
+    Layer layer = net.load_layer(index);
+    const Layer dense = layer;
+    const bool last = index + 1 == layers;
+    if (std::filesystem::exists(path)) {
+      const PackedLayer packed = read_layer(path);
+      for (const PackedTensor& tensor : packed.tensors) {
+        for (size_t m = 0; m < size_t(model::kMatrices); ++m)
+          if (tensor.name == model::tensor_name(index, model::Matrix(m)) + ".weight")
+            layer.weight[m] = unpack(tensor).to(options.device);
+        for (const auto& [name, vector] : vectors_of(layer, index))
+          if (tensor.name == name) *vector = unpack(tensor).to(options.device);
+      }
+      for (const Json& row : io::parse_json(packed.report, path)) {
+        report.matrices.push_back(MatrixReport::from_json(row));
+        if (on_matrix) on_matrix(report.matrices.back());
+      }
+      ++report.resumed_layers;
+      step(2 * hidden.windows());
+    } else {
+      StatisticsSums sums;
+      for (int64_t w = 0; w < hidden.windows(); ++w, step(1))
+        net.forward(dense, hidden.get(w), [&](model::Input input, const at::Tensor& x) { sums.add(input, x); });
+      const auto statistics = sums.finish(index);
+      PackedLayer packed;
+      std::array<at::Tensor, model::kInputs> scales;
+      if (solver::method(options.method).needs_mean_abs) {
+        scales = fold_input_scales(net.config(), layer, statistics, options);
+        for (const auto& [name, vector] : vectors_of(layer, index))
+          if (vector->defined()) packed.tensors.push_back(pack_vector(name, *vector));
+      }
+      Json rows = Json::array();
+      for (size_t m = 0; m < size_t(model::kMatrices); ++m) {
+        if (!layer.weight[m].defined()) continue;
+        const auto input = size_t(model::input_of(model::Matrix(m)));
+        report.matrices.push_back(solve_matrix(model::tensor_name(index, model::Matrix(m)) + ".weight", dense.weight[m],
+                                               statistics[input], layer.weight[m], scales[input], options, layout,
+                                               packed.tensors));
+        rows.push_back(report.matrices.back().json());
+        if (progress) progress->hide();
+        if (on_matrix) on_matrix(report.matrices.back());
+      }
+      packed.report = rows.dump();
+      write_layer(path, packed);
+      step(hidden.windows());
+    }
+    const Layer& next = options.inputs == Inputs::compressed ? layer : dense;
+    for (int64_t w = 0; w < hidden.windows(); ++w, step(1))
+      if (!last) hidden.set(w, net.forward(next, hidden.get(w)), index);
+  }
+  report.seconds = seconds_since(start);
+  return report;
+}
+
+}  // namespace lacuna::compress

@@ -1,0 +1,211 @@
+// Whole walks over tiny checkpoints.
+#include "compress/walk.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "layout/layout.h"
+#include "model/decoder.h"
+#include "test_support.h"
+
+namespace lacuna::compress {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kWindow = 16, kWindows = 6;
+
+std::vector<int32_t> random_ids(int64_t n_vocab, uint64_t seed = 1) {
+  Rng rng(seed);
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < kWindow * kWindows; ++i) ids.push_back(int32_t(rng.below(uint64_t(n_vocab))));
+  return ids;
+}
+
+WalkOptions options_for(const std::string& work, const std::string& method, int bits, double sparsity) {
+  WalkOptions options;
+  options.method = method;
+  options.grid = {bits, 16};
+  if (sparsity > 0) options.pattern = {solver::Pattern::Kind::row, sparsity};
+  options.work_folder = work;
+  options.progress = false;
+  return options;
+}
+
+WalkReport compress_to(const io::Checkpoint& checkpoint, const WalkOptions& options, const std::string& file) {
+  const auto config = model::read_config(checkpoint);
+  const Samples samples = choose_samples(kWindow * kWindows, {.samples = kWindows, .seq_len = kWindow}, "ids");
+  const WalkReport report = walk(checkpoint, random_ids(config.n_vocab), samples, options);
+  write_model(checkpoint, options.work_folder, config.n_layers, file);
+  return report;
+}
+
+std::vector<float> last_logits(const std::string& path, std::span<const int32_t> ids) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+  ThreadPool pool(1);
+  const auto decoder = model::Decoder::load(checkpoint, pool, {kernels::Prepare::automatic, false});
+  model::Session session(*decoder, int64_t(ids.size()), kernels::KvType::f32);
+  const auto logits = decoder->forward(session, ids);
+  return {logits.begin(), logits.end()};
+}
+
+std::vector<float> weights_of(const io::Tensor& tensor) {
+  std::vector<float> out(size_t(tensor.shape.N * tensor.shape.K));
+  layout::decode_rows(*tensor.layout, tensor.shape, tensor.bytes, 0, tensor.shape.N, out.data(), tensor.params);
+  return out;
+}
+
+const std::vector<std::string> kModels = {
+    "hf/llama_mha", "hf/llama_bias", "hf/llama_gqa_rope_llama3",   "hf/llama_odd_heads",    "hf/opt", "hf/qwen2",
+    "hf/qwen3",     "hf/llama_tied", "hf/opt_post_norm_projected", "gguf_models/qwen2.gguf"};
+
+TEST(Walk, EightBitsKeepTheLogitsOfEveryFamily) {
+  for (const std::string& name : kModels) {
+    SCOPED_TRACE(name);
+    const test::TempDir folder;
+    const std::string source = test::fixture(name), file = folder.file("out.gguf");
+    const io::Checkpoint checkpoint = io::Checkpoint::open(source);
+    const WalkReport report = compress_to(checkpoint, options_for(folder.file("work"), "rtn", 8, 0), file);
+    const auto config = model::read_config(checkpoint);
+    EXPECT_EQ(int64_t(report.matrices.size()), config.n_layers * (config.mlp == model::Mlp::swiglu ? 7 : 6));
+    const auto ids = random_ids(config.n_vocab, 7);
+    const auto prompt = std::span(ids).first(12);
+    const auto dense = last_logits(source, prompt), stored = last_logits(file, prompt);
+    ASSERT_EQ(dense.size(), stored.size());
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < dense.size(); ++i) {
+      difference += std::pow(dense[i] - stored[i], 2);
+      size += std::pow(dense[i], 2);
+    }
+    EXPECT_LT(difference, 0.03 * 0.03 * size);  // a weight is within 0.2% of its group; such nets magnify that 15 times
+    EXPECT_GT(difference, 0);
+  }
+}
+
+TEST(Walk, DroppedWeightsAreZeroInTheFile) {
+  for (const char* method : {"magnitude", "wanda", "sparsegpt", "awp", "awp+"}) {
+    SCOPED_TRACE(method);
+    for (const int bits : {0, 4}) {
+      if (bits > 0 && (method == std::string("magnitude") || method == std::string("wanda"))) continue;
+      const test::TempDir folder;
+      const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture("hf/llama_mha"));
+      const std::string file = folder.file("out.gguf");
+      const WalkReport report = compress_to(checkpoint, options_for(folder.file("work"), method, bits, 0.5), file);
+      const io::Checkpoint out = io::Checkpoint::open(file);
+      for (const MatrixReport& matrix : report.matrices) {
+        const auto w = weights_of(out.require(matrix.name));
+        int64_t dropped = 0;
+        for (int64_t n = 0; n < matrix.N; ++n) {
+          int64_t zeros = 0;
+          for (int64_t k = 0; k < matrix.K; ++k) {
+            const float value = w[size_t(n * matrix.K + k)];
+            zeros += value == 0;
+            EXPECT_FALSE(value == 0 && std::signbit(value));
+          }
+          EXPECT_GE(zeros, matrix.K / 2) << matrix.name;
+          dropped += zeros;
+        }
+        EXPECT_GE(double(dropped) / double(matrix.N * matrix.K), matrix.sparsity);
+        EXPECT_LE(matrix.loss, 1);
+      }
+    }
+  }
+}
+
+TEST(Walk, AFolderAndItsGgufGiveTheSameMatrices) {
+  const test::TempDir folder;
+  const auto options = options_for(folder.file("work"), "gptq", 4, 0);
+  const io::Checkpoint hf = io::Checkpoint::open(test::fixture("hf/llama_gqa_rope_llama3"));
+  const io::Checkpoint gguf = io::Checkpoint::open(test::fixture("gguf_models/llama_gqa_rope_llama3.gguf"));
+  compress_to(hf, options, folder.file("hf.gguf"));
+  auto other = options;
+  other.work_folder = folder.file("work2");
+  compress_to(gguf, other, folder.file("gguf.gguf"));
+  const io::Checkpoint a = io::Checkpoint::open(folder.file("hf.gguf")),
+                       b = io::Checkpoint::open(folder.file("gguf.gguf"));
+  int64_t compared = 0;
+  for (const io::Tensor& tensor : a.tensors()) {
+    if (tensor.name.find("attn_q.weight") == std::string::npos) continue;
+    EXPECT_EQ(weights_of(tensor), weights_of(b.require(tensor.name))) << tensor.name;
+    ++compared;
+  }
+  EXPECT_GT(compared, 0);
+}
+
+TEST(Walk, GoesOnWhereItStoppedWithTheSameBytes) {
+  for (const Inputs inputs : {Inputs::compressed, Inputs::dense}) {
+    const test::TempDir folder;
+    const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture("hf/llama_mha"));
+    auto options = options_for(folder.file("work"), "gptq", 3, 0);
+    options.inputs = inputs;
+    const WalkReport whole = compress_to(checkpoint, options, folder.file("whole.gguf"));
+    EXPECT_EQ(whole.resumed_layers, 0);
+    const int64_t layers = model::read_config(checkpoint).n_layers;
+    ASSERT_GE(layers, 2);
+    for (int64_t from = 0; from < layers; ++from) {
+      for (int64_t layer = from; layer < layers; ++layer)
+        std::filesystem::remove(layer_path(options.work_folder, layer));
+      options.hidden_on_disk = !options.hidden_on_disk;  // must not matter
+      const WalkReport again = compress_to(checkpoint, options, folder.file("again.gguf"));
+      EXPECT_EQ(again.resumed_layers, from);
+      EXPECT_EQ(again.matrices.size(), whole.matrices.size());
+      EXPECT_EQ(test::read_text(folder.file("again.gguf")), test::read_text(folder.file("whole.gguf"))) << from;
+    }
+  }
+}
+
+TEST(Walk, InputsDecideWhatLaterLayersSee) {
+  const test::TempDir folder;
+  const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture("hf/llama_mha"));
+  auto options = options_for(folder.file("a"), "gptq", 2, 0);
+  const WalkReport compressed = compress_to(checkpoint, options, folder.file("a.gguf"));
+  options.inputs = Inputs::dense;
+  options.work_folder = folder.file("b");
+  const WalkReport dense = compress_to(checkpoint, options, folder.file("b.gguf"));
+  EXPECT_EQ(compressed.matrices[0].loss, dense.matrices[0].loss);  // the first layer's inputs are the same
+  EXPECT_NE(compressed.matrices.back().loss, dense.matrices.back().loss);
+}
+
+TEST(Walk, RefusesAnotherRunsFolder) {
+  const test::TempDir folder;
+  const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture("hf/llama_mha"));
+  auto options = options_for(folder.file("work"), "rtn", 4, 0);
+  compress_to(checkpoint, options, folder.file("out.gguf"));
+  options.grid.bits = 3;
+  try {
+    compress_to(checkpoint, options, folder.file("out.gguf"));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("belongs to a run with another bits (4, now 3)"));
+  }
+}
+
+TEST(Walk, ChecksWhatGoesTogether) {
+  const auto message = [](const WalkOptions& options) -> std::string {
+    try {
+      check(options);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message(options_for("", "awp", 4, 0.5)), "");
+  EXPECT_THAT(message(options_for("", "awp", 0, 0)), HasSubstr("nothing to do"));
+  EXPECT_THAT(message(options_for("", "wanda", 4, 0.5)), HasSubstr("does not round"));
+  EXPECT_THAT(message(options_for("", "wanda", 0, 0)), HasSubstr("give --sparsity"));
+  EXPECT_THAT(message(options_for("", "rtn", 4, 0.5)), HasSubstr("drops none"));
+  EXPECT_THAT(message(options_for("", "awq+wanda", 4, 0)), HasSubstr("give --sparsity and --bits"));
+  EXPECT_THAT(message(options_for("", "nothing", 4, 0)), HasSubstr("rtn"));
+  auto wrong = options_for("", "awp", 4, 0.5);
+  wrong.layout = "gq4";
+  EXPECT_THAT(message(wrong), HasSubstr("is stored as bm4"));
+  wrong.layout = "gq5";
+  EXPECT_THAT(message(wrong), HasSubstr("known are auto"));
+}
+
+}  // namespace
+}  // namespace lacuna::compress
