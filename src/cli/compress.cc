@@ -90,6 +90,7 @@ int compress(const Options& options) {
   wanted.seed = options.samples.seed;
   wanted.work_folder = options.work.empty() ? options.out + ".work" : options.work;
   wanted.hidden_on_disk = options.hidden_on_disk;
+  wanted.threads = options.threads;
   compress::check(wanted);  // before anything is loaded
 
   const io::Checkpoint source = io::Checkpoint::open(options.model);

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "io/gguf_model.h"
+#include "kernels/ops.h"
 #include "layout/layout.h"
 
 namespace lacuna::compress {
@@ -17,8 +18,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 
 }  // namespace
 
-Net::Net(const io::Checkpoint& checkpoint, at::Device device)
-    : checkpoint_(checkpoint), config_(model::read_config(checkpoint)), device_(device) {
+Net::Net(const io::Checkpoint& checkpoint, at::Device device, ThreadPool* pool)
+    : checkpoint_(checkpoint), config_(model::read_config(checkpoint)), device_(device), pool_(pool) {
   // GGUF files of type "llama" hold adjacent rotary pairs, and read() brings a folder's rows into that order.
   adjacent_ = config_.rope.adjacent || checkpoint.architecture() == "llama";
   embedding_ = read(checkpoint.require("token_embd.weight"));
@@ -124,6 +125,8 @@ at::Tensor Net::attend(const Layer& layer, const at::Tensor& q, const at::Tensor
     queries = rotate(queries, cos, sin);
     keys = rotate(keys, cos, sin);
   }
+  if (pool_ != nullptr && device_.is_cpu() && !at::GradMode::is_enabled())
+    return attend_with_kernels(queries, keys, values);
   const int64_t shared = config_.n_heads / config_.n_kv_heads;
   // [windows, n_kv_heads, heads that share a key, tokens, d]
   const at::Tensor scores =
@@ -134,6 +137,34 @@ at::Tensor Net::attend(const Layer& layer, const at::Tensor& q, const at::Tensor
   if (config_.window > 0) hidden = hidden.logical_or(distance >= double(config_.window));
   const at::Tensor shares = at::softmax(scores.masked_fill(hidden, -INFINITY), -1);
   return at::matmul(shares, values.unsqueeze(2)).flatten(1, 2).transpose(1, 2).flatten(2);
+}
+
+/// q, k, v: [windows, heads, tokens, head_dim], rotated -> [windows, tokens, n_heads * head_dim].
+at::Tensor Net::attend_with_kernels(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
+  const int64_t windows = q.size(0), tokens = q.size(2), d = config_.head_dim, width = config_.n_heads * d,
+                kv_width = config_.n_kv_heads * d;
+  const at::Tensor queries = q.transpose(1, 2).contiguous(), keys = k.transpose(1, 2).contiguous(),
+                   values = v.transpose(1, 2).contiguous();
+  at::Tensor cache = at::empty({2, tokens, kv_width}, at::kFloat),
+             out = at::empty({windows, tokens, width}, at::kFloat);
+  const kernels::KvLayer layer{
+      kernels::KvType::f32, cache[0].data_ptr<float>(), cache[1].data_ptr<float>(), tokens, config_.n_kv_heads, d};
+  for (int64_t w = 0; w < windows; ++w) {
+    kernels::kv_store(*pool_, layer, 0, tokens, keys[w].data_ptr<float>(), kv_width, values[w].data_ptr<float>(),
+                      kv_width);
+    kernels::AttentionArgs args;
+    args.q = queries[w].data_ptr<float>();
+    args.q_stride = width;
+    args.M = tokens;
+    args.n_heads = config_.n_heads;
+    args.cache = layer;
+    args.window = config_.window;
+    args.scale = 1 / std::sqrt(float(d));
+    args.out = out[w].data_ptr<float>();
+    args.out_stride = width;
+    kernels::attention(*pool_, args);
+  }
+  return out;
 }
 
 at::Tensor Net::embed(const at::Tensor& ids) const {

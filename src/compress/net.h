@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "core/thread_pool.h"
 #include "io/checkpoint.h"
 #include "model/block.h"
 #include "model/config.h"
@@ -37,7 +38,9 @@ class Net {
   using Tap = std::function<void(model::Input, const at::Tensor& x)>;
 
   /// The checkpoint must outlive the net. Throws Error for what the runtime would refuse too.
-  explicit Net(const io::Checkpoint& checkpoint, at::Device device = at::kCPU);
+  /// pool: for the runtime's attention, which takes a fifteenth of the time of a chain of tensor operations; nullptr, a
+  /// device other than the CPU, and gradients: that chain.
+  explicit Net(const io::Checkpoint& checkpoint, at::Device device = at::kCPU, ThreadPool* pool = nullptr);
 
   const model::Config& config() const { return config_; }
   at::Device device() const { return device_; }
@@ -57,11 +60,13 @@ class Net {
   at::Tensor norm(const Norm& weights, const at::Tensor& x) const;
   at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const;
   at::Tensor attend(const Layer& layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
+  at::Tensor attend_with_kernels(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
   at::Tensor maybe(const std::string& name) const;
 
   const io::Checkpoint& checkpoint_;
   model::Config config_;
   at::Device device_;
+  ThreadPool* pool_;
   bool adjacent_ = false;  // rotary pairs of the rows as read() orders them
   at::Tensor embedding_, positions_, project_in_, project_in_bias_, project_out_, project_out_bias_, head_, head_bias_;
   Norm output_norm_;  // undefined weight: none

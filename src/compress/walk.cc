@@ -1,6 +1,7 @@
 #include "compress/walk.h"
 
 #include <ATen/Parallel.h>
+#include <dlfcn.h>
 
 #include <chrono>
 #include <cmath>
@@ -63,6 +64,13 @@ class HiddenStates {
   at::Tensor states_;
 };
 
+/// LibTorch's own threads, and those of OpenBLAS where that multiplies for it.
+void use_threads(int threads) {
+  at::set_num_threads(threads);
+  using Set = void (*)(int);
+  if (const auto set = reinterpret_cast<Set>(::dlsym(RTLD_DEFAULT, "openblas_set_num_threads"))) set(threads);
+}
+
 /// What two runs must share so that one may go on with the other's layers.
 Json settings_of(const io::Checkpoint& checkpoint, const Samples& samples, const WalkOptions& options) {
   const io::Tensor& first = checkpoint.require("blk.0.attn_q.weight");
@@ -78,7 +86,7 @@ Json settings_of(const io::Checkpoint& checkpoint, const Samples& samples, const
           {"inputs", options.inputs == Inputs::compressed ? "compressed" : "dense"},
           {"seed", options.seed},
           {"device", options.device.str()},
-          {"threads", at::get_num_threads()},
+          {"threads", options.threads},
           {"windows", samples.first},
           {"seq_len", samples.seq_len},
           {"calibration", options.calibration_sha256},
@@ -271,7 +279,9 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
   const at::NoGradGuard no_grad;
   check(options);
   const layout::Layout& layout = chosen_layout(options);
-  const Net net(checkpoint, options.device);
+  use_threads(options.threads);
+  ThreadPool pool(options.threads);
+  const Net net(checkpoint, options.device, &pool);
   const int64_t layers = net.config().n_layers;
   open_work_folder(checkpoint, samples, options);
   HiddenStates hidden(net, ids, samples, options.hidden_on_disk ? options.work_folder + "/hidden" : "");

@@ -37,6 +37,7 @@ struct WalkOptions {
   Inputs inputs = Inputs::compressed;
   uint64_t seed = 0;
   at::Device device = at::kCPU;
+  int threads = 1;
   std::string work_folder;      // for finished layers; made where it is missing
   bool hidden_on_disk = false;  // hidden states in a mapped file of the work folder
   bool progress = true;

@@ -72,6 +72,17 @@ TEST_P(NetFixture, WindowsDoNotSeeEachOther) {
   EXPECT_LE((net.logits(hidden)[1] - truth.logits).abs().max().item<double>(), kTolerance);
 }
 
+TEST_P(NetFixture, TheRuntimesAttentionGivesTheSame) {
+  const Truth truth = read_truth(GetParam().name);
+  const io::Checkpoint checkpoint = io::Checkpoint::open(GetParam().path);
+  const at::NoGradGuard no_grad;
+  ThreadPool pool(2);
+  const Net net(checkpoint, at::kCPU, &pool);
+  at::Tensor hidden = net.embed(at::cat({truth.ids.flip({1}), truth.ids}, 0));
+  for (int64_t i = 0; i < net.config().n_layers; ++i) hidden = net.forward(net.load_layer(i), hidden);
+  EXPECT_LE((net.logits(hidden)[1] - truth.logits).abs().max().item<double>(), kTolerance);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, NetFixture, testing::ValuesIn(cases()), [](const auto& one) {
   return one.param.name + (one.param.path.ends_with(".gguf") ? "_gguf" : "_hf");
 });
