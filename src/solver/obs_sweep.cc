@@ -70,20 +70,43 @@ void SweepMask::begin(int64_t k, const at::Tensor& Wt) {
   keep_t.narrow(0, k, length).copy_(keep.t());
 }
 
-SweepGrid::SweepGrid(int64_t N, int64_t K, const Grid& grid, const at::Tensor& like)
+SweepGrid::SweepGrid(int64_t N, int64_t K, const Grid& grid, const at::Tensor& like, const at::Tensor& importance)
     : grid_(grid),
       group_(grid.group(K)),
+      importance_(importance.defined() ? importance.unsqueeze(1) : importance),
       code_(at::empty({K, N}, like.options())),
       scale_(at::empty({grid.groups(K), N}, like.options())),
       zero_(at::empty_like(scale_)),
       step_(at::empty_like(scale_)) {}
+
+Affine SweepGrid::fit(const at::Tensor& w, const at::Tensor& importance) const {
+  const at::Tensor low = w.amin({0}), high = w.amax({0});
+  Affine best = fit_range(low, high, grid_.bits);
+  if (!importance.defined()) return best;
+  at::Tensor least;
+  for (int i = 0; i <= 16; ++i) {
+    const double share = 1 - 0.05 * i;
+    const Affine tried = i == 0 ? best : fit_range(low * share, high * share, grid_.bits);
+    const at::Tensor value = nearest_code(w, tried, grid_.bits).sub_(tried.zero).mul_(tried.scale);
+    const at::Tensor lost = (w - value).square_().mul_(importance).sum(0);
+    if (i == 0) {
+      least = lost;
+      continue;
+    }
+    const at::Tensor better = lost < least;
+    least = at::where(better, lost, least);
+    best.scale = at::where(better, tried.scale, best.scale);
+    best.zero = at::where(better, tried.zero, best.zero);
+  }
+  return best;
+}
 
 void SweepGrid::begin(int64_t k, const at::Tensor& Wt, const at::Tensor& keep_t) {
   if (k % group_ != 0) return;
   const int64_t length = std::min(group_, Wt.size(0) - k);
   at::Tensor w = Wt.narrow(0, k, length);
   if (keep_t.defined()) w = masked(w, keep_t.narrow(0, k, length));
-  const Affine affine = fit_range(w.amin({0}), w.amax({0}), grid_.bits);
+  const Affine affine = fit(w, importance_.defined() ? importance_.narrow(0, k, length) : at::Tensor());
   scale_.select(0, k / group_).copy_(affine.scale);
   zero_.select(0, k / group_).copy_(affine.zero);
   step_.select(0, k / group_).copy_(affine.scale.masked_fill(affine.scale == 0, 1));
