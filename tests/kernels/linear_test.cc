@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/rng.h"
 #include "core/scalar.h"
+#include "grouped_weights.h"
 #include "kernels/cpu/linear_kernel.h"
 #include "kernels/support.h"
 #include "layout/layout.h"
@@ -243,6 +244,15 @@ TEST_P(LinearKernels, NoRowOfTheTableIsLeftOut) {
         if (line.find(table.kernels[i].one_name) != std::string::npos) ran.insert(table.kernels[i].name);
       ASSERT_NO_FATAL_FAILURE(check(isa, prepare, w, random_inputs(3, 256, 4), 3));
       EXPECT_NE(line.find(std::string(l.name)), std::string::npos) << line;
+    }
+  }
+  for (const layout::Id id : test::grouped_layouts()) {
+    for (const Prepare prepare : {Prepare::automatic, Prepare::in_place}) {
+      const test::GroupedWeight w = test::grouped_weight(id, 19, 256, 3, {});
+      const WeightView view{"w", w.layout, w.shape, w.bytes, {}, w.params};
+      const std::string line = cpu::make_linear_group(isa, {&view, 1}, pool(), prepare)->explain();
+      for (int i = 0; i < table.count; ++i)
+        if (line.find(table.kernels[i].one_name) != std::string::npos) ran.insert(table.kernels[i].name);
     }
   }
   EXPECT_EQ(int(ran.size()), table.count) << "a kernel of the table ran nowhere";

@@ -78,22 +78,6 @@ void read_nm24_row(const Problem& p, int64_t n, KeptRow& out) {
   }
 }
 
-/// Octets of the rows before n.
-int64_t octets_before(const Problem& p, int64_t n) {
-  n = std::min(n, p.shape.N);
-  if (two_of_four(p)) return n * (p.shape.K / 2 / layout::kOctet);
-  uint32_t start;  // row_start is at the beginning
-  std::memcpy(&start, p.bytes.data() + 4 * n, sizeof(start));
-  return start;
-}
-
-/// Panel's place: a panel of o octets takes codes_at + o * bits + a chunk at most, and octets before it are rounded
-/// down by less than a line.
-int64_t masked_panel_at(const Problem& p, int64_t panel) {
-  const int64_t fixed = codes_at(p.shape.K, group_of(p)) + chunk_bytes(bits_of(p)) + 64;
-  return round_up(8 * panel_count(p), 64) + panel * fixed + octets_before(p, panel * kPanelRows) * bits_of(p) / 64 * 64;
-}
-
 /// Packs codes into chunks. code: whole chunks, padded with zeros.
 void pack_chunks(int bits, const uint8_t* code, int64_t chunks, std::byte* out) {
   const auto line = [&](const uint8_t* from, int shift, int width) {
@@ -168,55 +152,105 @@ void prepare_dense(const Problem& p, int64_t row0, int64_t row1, std::byte* prep
   }
 }
 
-// Past the last panel lies what an expansion may read of 64 bytes.
-int64_t masked_prepared_bytes(const Problem& p) { return masked_panel_at(p, panel_count(p)) + 128; }
+namespace {
+
+/// Kept weights of the inputs [k, k + cols) of rows [n, n + rows); k, cols: multiples of 8.
+int64_t count_kept(const Problem& p, int64_t n, int64_t rows, int64_t k, int64_t cols) {
+  if (two_of_four(p)) return rows * cols / 2;
+  const layout::BitmaskMap map(layout::get(p.layout), p.shape, p.params);
+  int64_t kept = 0;
+  for (int64_t r = n; r < n + rows; ++r) {
+    const std::byte* mask = p.bytes.data() + map.mask + r * map.mask_row + k / 8;
+    for (int64_t b = 0; b < cols / 8; b += 4) {
+      uint32_t word;
+      std::memcpy(&word, mask + b, sizeof(word));
+      kept += std::popcount(word);
+    }
+  }
+  return kept;
+}
+
+/// Calls use(step, first byte of the step in its panel, its masks' bytes) and returns the panel's size.
+template <class Use>
+int64_t each_step(const Problem& p, int64_t panel, const Use& use) {
+  const int64_t K = p.shape.K, n = panel * kPanelRows, rows = std::min(kPanelRows, p.shape.N - n);
+  const int bits = bits_of(p);
+  int64_t at = steps_at(K, group_of(p));
+  for (int64_t step = 0; step < count_steps(K); ++step) {
+    const int64_t k = step * kStepCols, cols = std::min(kStepCols, K - k);
+    use(step, at, cols * 2);
+    const int64_t kept = count_kept(p, n, rows, k, cols);
+    at += cols * 2 + (kept + chunk_codes(bits) - 1) / chunk_codes(bits) * chunk_bytes(bits);
+  }
+  return at;
+}
+
+void nothing(int64_t, int64_t, int64_t) {}
+
+}  // namespace
+
+int64_t masked_prepared_bytes(const Problem& p) {
+  int64_t bytes = round_up(8 * (panel_count(p) + 1), 64);
+  for (int64_t panel = 0; panel < panel_count(p); ++panel) bytes += each_step(p, panel, nothing);
+  const int bits = bits_of(p);
+  return bytes + most_chunks(bits) * chunk_bytes(bits) + 64;  // what a kernel may read past the end
+}
+
+void place_masked(const Problem& p, std::byte* prepared) {
+  int64_t at = round_up(8 * (panel_count(p) + 1), 64);
+  for (int64_t panel = 0; panel <= panel_count(p); ++panel) {
+    std::memcpy(prepared + 8 * panel, &at, sizeof(at));
+    if (panel < panel_count(p)) at += each_step(p, panel, nothing);
+  }
+}
 
 void prepare_masked(const Problem& p, int64_t row0, int64_t row1, std::byte* prepared) {
   const int bits = bits_of(p);
-  const int64_t K = p.shape.K, group = group_of(p), groups = count_groups(K, group);
+  const int64_t K = p.shape.K, groups = count_groups(K, group_of(p));
   std::vector<KeptRow> rows(size_t{kPanelRows});
-  std::vector<uint8_t> ordered;
+  std::vector<uint8_t> ordered(size_t(round_up(kPanelRows * kStepCols + 8, chunk_codes(bits))));
   for (int64_t n = row0; n < row1; n += kPanelRows) {
-    const int64_t count = std::min(kPanelRows, row1 - n), at = masked_panel_at(p, n / kPanelRows);
-    std::memcpy(prepared + n / kPanelRows * 8, &at, sizeof(at));
+    const int64_t count = std::min(kPanelRows, row1 - n);
+    int64_t at;
+    std::memcpy(&at, prepared + n / kPanelRows * 8, sizeof(at));
     std::byte* panel = prepared + at;
-    int64_t kept = 0;
+    const uint8_t* next[kPanelRows];
     for (int64_t r = 0; r < count; ++r) {
       KeptRow& row = rows[size_t(r)];
       if (two_of_four(p))
         read_nm24_row(p, n + r, row);
       else
         read_bitmask_row(p, layout::BitmaskMap(layout::get(p.layout), p.shape, p.params), n + r, row);
-      kept += int64_t(row.code.size());
+      next[r] = row.code.data();
       for (int64_t g = 0; g < groups; ++g) {
-        std::memcpy(panel + g * kGroupBytes + 2 * r, &row.scale[size_t(2 * g)], 2);
-        panel[g * kGroupBytes + 32 + r] = std::byte(row.zero[size_t(g)]);
+        std::byte* scales = panel + scales_at(K) + g * kGroupBytes;
+        std::memcpy(scales + 2 * r, &row.scale[size_t(2 * g)], 2);
+        scales[32 + r] = std::byte(row.zero[size_t(g)]);
       }
     }
-    ordered.assign(size_t(round_up(kept + 8, chunk_codes(bits))), 0);
-    const uint8_t* next[kPanelRows];
-    for (int64_t r = 0; r < count; ++r) next[r] = rows[size_t(r)].code.data();
-    int64_t written = 0;
-    for (int64_t k = 0; k < K; k += 4) {
-      if (k % kStepCols == 0) {
-        const auto start = uint32_t(written);
-        std::memcpy(panel + starts_at(K, group) + k / kStepCols * 4, &start, sizeof(start));
+    int64_t most = 0;
+    const int64_t size = each_step(p, n / kPanelRows, [&](int64_t step, int64_t first, int64_t mask_bytes) {
+      const auto line = uint32_t(first / 64);
+      std::memcpy(panel + 4 * step, &line, sizeof(line));
+      int64_t written = 0;
+      for (int64_t k = step * kStepCols; k < step * kStepCols + mask_bytes / 2; k += 4) {
+        uint64_t mask = 0;
+        for (int64_t r = 0; r < count; ++r) {
+          const uint32_t four = uint32_t(rows[size_t(r)].mask[size_t(k / 8)]) >> (k % 8) & 15;
+          mask |= uint64_t(four) << (4 * r);
+          std::memcpy(&ordered[size_t(written)], next[r], 4);  // what is too much is written over
+          written += std::popcount(four);
+          next[r] += std::popcount(four);
+        }
+        std::memcpy(panel + first + k % kStepCols * 2, &mask, sizeof(mask));
       }
-      uint64_t mask = 0;
-      for (int64_t r = 0; r < count; ++r) {
-        const uint32_t four = uint32_t(rows[size_t(r)].mask[size_t(k / 8)]) >> (k % 8) & 15;
-        mask |= uint64_t(four) << (4 * r);
-        std::memcpy(&ordered[size_t(written)], next[r], 4);  // what is too much is written over
-        written += std::popcount(four);
-        next[r] += std::popcount(four);
-      }
-      std::memcpy(panel + masks_at(K, group) + k / 4 * 8, &mask, sizeof(mask));
-    }
-    const auto end = uint32_t(written);
-    std::memcpy(panel + starts_at(K, group) + (K + kStepCols - 1) / kStepCols * 4, &end, sizeof(end));
-    const int64_t chunks = (written + chunk_codes(bits) - 1) / chunk_codes(bits);
-    std::fill(ordered.begin() + written, ordered.end(), uint8_t{0});
-    pack_chunks(bits, ordered.data(), chunks, panel + codes_at(K, group));
+      const int64_t chunks = (written + chunk_codes(bits) - 1) / chunk_codes(bits);
+      most = std::max(most, chunks);
+      std::fill(ordered.begin() + written, ordered.begin() + std::max(written, chunks * chunk_codes(bits)), uint8_t{0});
+      pack_chunks(bits, ordered.data(), chunks, panel + first + mask_bytes);
+    });
+    const uint32_t last[] = {uint32_t(size / 64), uint32_t((most + kQuarters - 1) / kQuarters)};
+    std::memcpy(panel + 4 * count_steps(K), last, sizeof(last));
   }
 }
 

@@ -113,6 +113,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
     part.weight = view.bytes.data();
     if (part.kernel->prepared_bytes != nullptr) {
       part.prepared = HugeBuffer(size_t(part.kernel->prepared_bytes(problem)));
+      if (part.kernel->place != nullptr) part.kernel->place(problem, part.prepared.data());
       pool_.parallel_for(ceil_div(N, 4 * kPanelRows), 1, [&](int64_t begin, int64_t end) {
         part.kernel->prepare(problem, begin * 4 * kPanelRows, std::min(view.shape.N, end * 4 * kPanelRows),
                              part.prepared.data());

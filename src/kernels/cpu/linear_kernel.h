@@ -83,6 +83,7 @@ struct LinearKernel {
   void (*run_one)(const LinearArgs&);             // one token in two planes (float layouts: one token)
   void (*run_many)(const LinearArgs&);            // 1 <= tokens <= kMaxTile
   int64_t (*scratch_bytes)(int64_t K) = nullptr;  // working memory of a task; nullptr: none
+  void (*place)(const Problem&, std::byte* prepared) = nullptr;  // runs once, before prepare; nullptr: nothing to do
 };
 
 /// layout::decode_rows of a weight, for kernels that multiply decoded rows. out: [rows, K].

@@ -11,9 +11,11 @@ namespace lacuna::cpu::LACUNA_ISA {
 namespace {
 
 #if defined(__AVX512BW__)
-constexpr int64_t kPrefetch = 2048;  // bytes ahead of what is being read
+constexpr int64_t kPrefetch = 2048;      // bytes ahead of what is being read
+constexpr int64_t kStepPrefetch = 6144;  // the same, from the beginning of a step whose successor is being unpacked
 #else
 constexpr int64_t kPrefetch = 1024;
+constexpr int64_t kStepPrefetch = 4096;
 #endif
 
 /// Lane by lane a * b; a in 0..255, |b| < 2^15.
@@ -30,6 +32,12 @@ LACUNA_INLINE I32x16 multiply_small(const U32x16& a, int32_t b) {
     out.reg[i] = (RegI)a.reg[i] * splat_reg(b);
 #endif
   }
+  return out;
+}
+
+LACUNA_INLINE I32x16 operator+(const I32x16& a, const I32x16& b) {
+  I32x16 out;
+  for (int i = 0; i < kRegs; ++i) out.reg[i] = a.reg[i] + b.reg[i];
   return out;
 }
 
@@ -74,8 +82,9 @@ LACUNA_INLINE uint64_t spread(uint64_t codes, uint32_t mask, uint64_t fill) {
 LACUNA_INLINE U32x16 expand(const uint8_t*& next, uint64_t mask, const Fill& fill) {
   U32x16 out;
 #if defined(__AVX512VBMI2__)
-  out.reg[0] = (RegU)_mm512_mask_expand_epi8(fill.bytes, mask, _mm512_loadu_si512(next));
+  const uint8_t* from = next;
   next += __builtin_popcountll(mask);
+  out.reg[0] = (RegU)_mm512_mask_expand_epi8(fill.bytes, mask, _mm512_loadu_si512(from));
 #else
   uint64_t words[8];
   for (int i = 0; i < 8; ++i) {
@@ -104,13 +113,10 @@ LACUNA_INLINE U32x16 field(const U32x16& bytes, int shift, int width) {
   return (bytes >> shift) & (0x01010101u * ((1u << width) - 1));
 }
 
-/// Unpacks the chunks that hold codes [first, last) to bytes.
+/// Unpacks chunks [0, count) to bytes.
 template <int kBits>
-LACUNA_INLINE void unpack(const uint8_t* chunks, int64_t first, int64_t last, uint8_t* out) {
-  constexpr int64_t kCodes = chunk_codes(kBits);
-  const uint8_t* from = chunks + first / kCodes * chunk_bytes(kBits);
-  for (int64_t code = first / kCodes * kCodes; code < last; code += kCodes, from += chunk_bytes(kBits)) {
-    for (int64_t line = 0; line < chunk_bytes(kBits); line += 64) __builtin_prefetch(from + kPrefetch + line);
+LACUNA_INLINE void unpack(const uint8_t* from, int64_t count, uint8_t* out) {
+  for (const uint8_t* end = from + count * chunk_bytes(kBits); from < end; from += chunk_bytes(kBits)) {
     if constexpr (kBits == 3) {
       const U32x16 high = load_u32(from + 128);
 #pragma GCC unroll 8
@@ -157,42 +163,70 @@ struct Dense {
   };
 };
 
+/// Where things lie in a masked panel.
+template <int kBits>
+class MaskedPanel {
+ public:
+  MaskedPanel() = default;
+  __attribute__((always_inline)) MaskedPanel(const LinearArgs& a, int64_t n) : K_(a.K), steps_(count_steps(a.K)) {
+    uint64_t at;
+    __builtin_memcpy(&at, a.weight + n / kPanelRows * 8, 8);
+    panel_ = reinterpret_cast<const uint8_t*>(a.weight) + at;
+  }
+  /// Chunks of a quarter of every step, or more.
+  __attribute__((always_inline)) int64_t quarter_chunks() const { return word(steps_ + 1); }
+  __attribute__((always_inline)) const uint8_t* group_at(int64_t g) const {
+    return panel_ + scales_at(K_) + g * kGroupBytes;
+  }
+  __attribute__((always_inline)) const uint8_t* step_at(int64_t step) const { return panel_ + 64 * word(step); }
+  /// Codes of a step. Past the last: somewhere inside the panel; they are unpacked for nothing.
+  __attribute__((always_inline)) const uint8_t* codes_at(int64_t step) const {
+    if (step >= steps_) return panel_;
+    const int64_t cols = K_ - step * kStepCols;
+    return step_at(step) + 2 * (cols < kStepCols ? cols : kStepCols);
+  }
+
+ private:
+  __attribute__((always_inline)) int64_t word(int64_t i) const {
+    uint32_t word;
+    __builtin_memcpy(&word, panel_ + 4 * i, 4);
+    return word;
+  }
+  const uint8_t* panel_ = nullptr;
+  int64_t K_ = 0, steps_ = 0;
+};
+
 /// bm, nm24_q4: codes under a mask.
 template <int kBits, int64_t kGroupCols>
 struct Masked {
-  static constexpr int kMaxCode = (1 << kBits) - 1;
+  static constexpr int kCodeBits = kBits, kMaxCode = (1 << kBits) - 1;
   static constexpr bool kMin = false;
   static constexpr int64_t kGroup = kGroupCols;
+  /// Codes of a step in whole chunks, and what an expansion may read past them; two lie half a page apart, since a load
+  /// waits for an older store whose address has the same low 12 bits.
+  static constexpr int64_t kStepBytes = kBits == 8 ? 64 : 4096 + 2048;
+  static_assert(kBits == 8 || kStepBytes >= most_chunks(kBits) * chunk_codes(kBits) + 64);
+
+  /// For many tokens: each step is unpacked when it begins.
   class Panel {
    public:
-    __attribute__((always_inline)) void open(const LinearArgs& a, int64_t n, int64_t group) {
-      uint64_t at;
-      __builtin_memcpy(&at, a.weight + n / kPanelRows * 8, 8);
-      scales_ = reinterpret_cast<const uint8_t*>(a.weight) + at;
-      masks_ = scales_ + masks_at(a.K, group);
-      starts_ = scales_ + starts_at(a.K, group);
-      codes_ = scales_ + codes_at(a.K, group);
-      steps_ = (a.K + kStepCols - 1) / kStepCols;
-      unpack_step(0);
+    __attribute__((always_inline)) void open(const LinearArgs& a, int64_t n, int64_t) {
+      panel_ = MaskedPanel<kBits>(a, n);
     }
     __attribute__((always_inline)) void begin_group(int64_t g) {
-      const uint8_t* at = scales_ + g * kGroupBytes;
-      scale = load_f16(at);
-      zero_ = load_u8(at + 32);
-      fill_ = make_fill(at + 32);
+      scale = load_f16(panel_.group_at(g));
+      zero_ = load_u8(panel_.group_at(g) + 32);
+      fill_ = make_fill(panel_.group_at(g) + 32);
     }
     __attribute__((always_inline)) void begin_block(int64_t b) {
       constexpr int64_t kBlocks = kStepCols / kBlock;
       if (b % kBlocks == 0) {
-        const int64_t step = b / kBlocks, first = start_of(step);
-        // The next step's codes, so that they have left for the cache before they are read.
-        unpack_step(step + 1);
-        next_ = kBits == 8 ? codes_ + first : steps_of_codes_[step % 2] + first % chunk_codes(kBits);
+        const uint8_t* codes = panel_.codes_at(b / kBlocks);
+        masks_ = panel_.step_at(b / kBlocks);
+        next_ = kBits == 8 ? codes : unpacked_;
+        if (kBits < 8) unpack<kBits>(codes, kQuarters * panel_.quarter_chunks(), unpacked_);
       }
-      if (kBits == 8)
-        for (int line = 0; line < 256; line += 64) __builtin_prefetch(next_ + kPrefetch + line);
-      block_ = masks_ + b * 64;
-      __builtin_prefetch(block_ + kPrefetch);
+      block_ = masks_ + b % kBlocks * 64;
     }
     __attribute__((always_inline)) U32x16 load(int j) {
       uint64_t mask;
@@ -205,22 +239,11 @@ struct Masked {
     F32x16 scale, min;
 
    private:
-    __attribute__((always_inline)) int64_t start_of(int64_t step) const {
-      uint32_t start;
-      __builtin_memcpy(&start, starts_ + 4 * step, 4);
-      return start;
-    }
-    __attribute__((always_inline)) void unpack_step(int64_t step) {
-      if (kBits < 8 && step < steps_)
-        unpack<kBits>(codes_, start_of(step), start_of(step + 1), steps_of_codes_[step % 2]);
-    }
-    const uint8_t *scales_, *masks_, *starts_, *codes_, *block_, *next_ = nullptr;
-    int64_t steps_;
+    MaskedPanel<kBits> panel_;
+    const uint8_t *masks_ = nullptr, *block_, *next_ = nullptr;
     U32x16 zero_;
     Fill fill_;
-    /// Codes of a step, before and after them the rest of their chunks, and what an expansion may read of 64.
-    static constexpr int64_t kStepBytes = kBits == 8 ? 64 : kPanelRows * kStepCols + 2 * chunk_codes(kBits) + 64;
-    alignas(64) uint8_t steps_of_codes_[2][kStepBytes];
+    alignas(64) uint8_t unpacked_[kStepBytes];
   };
 };
 
@@ -231,9 +254,9 @@ LACUNA_INLINE int64_t group_of(const LinearArgs& a) {
   return group <= 0 || group > a.K ? a.K : group;
 }
 
-/// One token in two planes, one panel at a time.
+/// One token in two planes, one dense panel at a time.
 template <class C>
-void run_one(const LinearArgs& a) {
+void run_one_dense(const LinearArgs& a) {
   const int64_t group = group_of<C>(a), blocks = a.K / kBlock;
   for (int64_t n = a.row0; n < a.row1; n += kPanelRows) {
     typename C::Panel panel;
@@ -247,21 +270,90 @@ void run_one(const LinearArgs& a) {
       for (; b < end; ++b) {
         panel.begin_block(b);
         const int8_t* x = a.x.codes + 2 * b * kBlock;
-        I32x16 coarse = panel.start(a.x.start + 2 * b), fine = panel.start(a.x.start + 2 * b + 1);
+        // Two sums a plane, since a dot product takes longer than it blocks its unit.
+        I32x16 coarse[2] = {splat(int32_t{0}), splat(int32_t{0})};
+        I32x16 fine[2] = {splat(int32_t{0}), splat(int32_t{0})};
 #pragma GCC unroll 8
         for (int j = 0; j < 8; ++j) {
           const U32x16 four = panel.load(j);
-          coarse = dot4<C::kMaxCode>(coarse, four, splat4(x + 4 * j));
-          fine = dot4<C::kMaxCode>(fine, four, splat4(x + kBlock + 4 * j));
+          coarse[j % 2] = dot4<C::kMaxCode>(coarse[j % 2], four, splat4(x + 4 * j));
+          fine[j % 2] = dot4<C::kMaxCode>(fine[j % 2], four, splat4(x + kBlock + 4 * j));
         }
-        const F32x16 both = mul_add(to_f32(fine), splat(1 / kPlaneRatio), to_f32(coarse));
+        const F32x16 both = mul_add(to_f32(fine[0] + fine[1]), splat(1 / kPlaneRatio), to_f32(coarse[0] + coarse[1]));
         part = mul_add(both, splat(a.x.scale[2 * b]), part);
-        if constexpr (C::kMin) inputs += a.x.sum[2 * b];
+        inputs += a.x.sum[2 * b];
       }
       sum = mul_add(part, panel.scale, sum);
-      if constexpr (C::kMin) sum = mul_add(panel.min, splat(inputs), sum);
+      sum = mul_add(panel.min, splat(inputs), sum);
     }
     store_rows(a, n, 0, sum);
+  }
+}
+
+/// The same for masked panels, whose decoding is most of the work: what changes from vector to vector is in registers.
+template <class C>
+void run_one_masked(const LinearArgs& a) {
+  constexpr int kBits = C::kCodeBits;
+  constexpr int64_t kQuarterCols = kStepCols / kQuarters, kBlocks = kQuarterCols / kBlock;
+  constexpr int64_t kStepBytes = C::kStepBytes;
+  const int64_t group = group_of<C>(a), steps = count_steps(a.K);
+  alignas(64) uint8_t unpacked[2][kStepBytes];
+  for (int64_t n = a.row0; n < a.row1; n += kPanelRows) {
+    const MaskedPanel<kBits> panel(a, n);
+    const int64_t chunks = panel.quarter_chunks();
+    const int64_t lines = chunks * (chunk_bytes(kBits) / 64) + kQuarterCols / kBlock;
+    if (kBits < 8) unpack<kBits>(panel.codes_at(0), kQuarters * chunks, unpacked[0]);
+    F32x16 sum = splat(0.0f), part = sum, scale = sum;
+    U32x16 zero = {};
+    Fill fill = {};
+    const int32_t* minus_sum = a.x.start;
+    const float* x_scale = a.x.scale;
+    const int8_t* x = a.x.codes;
+    int64_t left = 0, g = 0;  // blocks of the group that are to come
+    for (int64_t step = 0; step < steps; ++step) {
+      const uint8_t* masks = panel.step_at(step);
+      const uint8_t* next = kBits == 8 ? panel.codes_at(step) : unpacked[step % 2];
+      const uint8_t* codes = panel.codes_at(step + 1);  // of the next step
+      uint8_t* to = unpacked[(step + 1) % 2];
+      const uint8_t* ahead = masks + kStepPrefetch;
+      const int64_t cols = a.K - step * kStepCols;
+      for (int64_t k = 0; k < (cols < kStepCols ? cols : kStepCols); k += kQuarterCols) {
+        // Always as many lines as the largest step has: a loop whose length changes would be mispredicted.
+        for (int64_t line = 0; line < lines; ++line, ahead += 64) __builtin_prefetch(ahead);
+        // A part of the next step's codes, so that they have left for the cache before they are read.
+        if (kBits < 8) unpack<kBits>(codes, chunks, to);
+        codes += chunks * chunk_bytes(kBits);
+        to += chunks * chunk_codes(kBits);
+        for (int64_t b = 0; b < kBlocks && k + b * kBlock < cols; ++b) {
+          if (left == 0) {
+            sum = mul_add(part, scale, sum);
+            part = splat(0.0f);
+            scale = load_f16(panel.group_at(g));
+            zero = load_u8(panel.group_at(g) + 32);
+            fill = make_fill(panel.group_at(g) + 32);
+            left = group / kBlock;
+            ++g;
+          }
+          --left;
+          I32x16 coarse = multiply_small(zero, minus_sum[0]), fine = multiply_small(zero, minus_sum[1]);
+#pragma GCC unroll 8
+          for (int j = 0; j < 8; ++j) {
+            uint64_t mask;
+            __builtin_memcpy(&mask, masks + 8 * j, 8);
+            const U32x16 four = expand(next, mask, fill);
+            coarse = dot4<C::kMaxCode>(coarse, four, splat4(x + 4 * j));
+            fine = dot4<C::kMaxCode>(fine, four, splat4(x + kBlock + 4 * j));
+          }
+          const F32x16 both = mul_add(to_f32(fine), splat(1 / kPlaneRatio), to_f32(coarse));
+          part = mul_add(both, splat(*x_scale), part);
+          masks += 64;
+          x += 2 * kBlock;
+          minus_sum += 2;
+          x_scale += 2;
+        }
+      }
+    }
+    store_rows(a, n, 0, mul_add(part, scale, sum));
   }
 }
 
@@ -326,22 +418,30 @@ bool can_run_masked(const Problem& p) {
 template <layout::Id kId, int kBits>
 constexpr LinearKernel dense(const char* name, const char* one, const char* many) {
   using C = Dense<kBits>;
-  return {
-      name,       can_run_dense<kId>, {.quantized = true, .sums = true}, dense_prepared_bytes, prepare_dense, one, many,
-      run_one<C>, run_many<C>};
+  return {name,
+          can_run_dense<kId>,
+          {.quantized = true, .sums = true},
+          dense_prepared_bytes,
+          prepare_dense,
+          one,
+          many,
+          run_one_dense<C>,
+          run_many<C>};
 }
 template <layout::Id kId, int kBits, int64_t kGroupCols = 0>
 constexpr LinearKernel masked(const char* name, const char* one, const char* many) {
   using C = Masked<kBits, kGroupCols>;
-  return {name,
-          can_run_masked<kId>,
-          {.quantized = true, .offset = 1},
-          masked_prepared_bytes,
-          prepare_masked,
-          one,
-          many,
-          run_one<C>,
-          run_many<C>};
+  LinearKernel out{.name = name,
+                   .can_run = can_run_masked<kId>,
+                   .needs = {.quantized = true, .offset = 1},
+                   .prepared_bytes = masked_prepared_bytes,
+                   .prepare = prepare_masked,
+                   .one_name = one,
+                   .many_name = many,
+                   .run_one = run_one_masked<C>,
+                   .run_many = run_many<C>};
+  out.place = place_masked;
+  return out;
 }
 #define LACUNA_NAMES(name) "panels_" name, "gemv_panels_" name, "gemm_panels_" name
 constexpr LinearKernel kGroupedKernels[] = {
