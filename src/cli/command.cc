@@ -187,7 +187,8 @@ Tokenizer make_tokenizer(const io::Checkpoint& checkpoint) {
 
 LoadedModel load_model(const std::string& path, const Common& common, const model::LoadOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  LoadedModel model{io::Checkpoint::open(path), std::nullopt, std::make_unique<ThreadPool>(common.threads), nullptr, 0};
+  auto pool = std::make_unique<ThreadPool>(common.threads);
+  LoadedModel model{io::Checkpoint::open(path), std::nullopt, std::move(pool), nullptr, 0};
   if (model.checkpoint.vocabulary().model != Vocabulary::Model::none)
     model.tokenizer.emplace(make_tokenizer(model.checkpoint));
   model.decoder = model::Decoder::load(model.checkpoint, *model.pool, options);

@@ -1,6 +1,7 @@
 // src/kernels/cpu/scratch.h - working memory of a thread that only grows and lives as long as the thread.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -16,10 +17,11 @@ enum class Scratch : uint8_t {
   masked,    // of the caller: inputs with zeros where they do not count
 };
 
+/// Never null, also for 0 bytes.
 template <Scratch>
 std::byte* scratch(size_t bytes) {
   thread_local HugeBuffer buffer;
-  if (buffer.size() < bytes) buffer = HugeBuffer(bytes);
+  if (buffer.data() == nullptr || buffer.size() < bytes) buffer = HugeBuffer(std::max(bytes, size_t{1}));
   return buffer.data();
 }
 

@@ -38,7 +38,7 @@ void put_nibbles(const uint8_t* code, std::byte* to) {
 }
 /// `bits` (1 or 2) bits from `first` on of 32 codes: 4 or 8 bytes.
 void put_bits(const uint8_t* code, int first, int bits, std::byte* to) {
-  std::memset(to, 0, size_t(4 * bits));
+  std::memset(to, 0, size_t{4} * size_t(bits));
   const int groups = 8 / bits;  // of four weights in a word
   for (int k = 0; k < kUnit; ++k) {
     const int t = k / 4;

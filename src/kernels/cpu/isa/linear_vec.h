@@ -223,7 +223,7 @@ LACUNA_INLINE F32x16 load_i8(const void* p) {
   int8_t bytes[16];
   int32_t wide[16];
   __builtin_memcpy(bytes, p, 16);
-  for (int i = 0; i < 16; ++i) wide[i] = bytes[i];
+  for (int i = 0; i < 16; ++i) wide[i] = int32_t(bytes[i]);
   __builtin_memcpy(&out, wide, 64);
 #endif
   return to_f32(out);
@@ -243,7 +243,7 @@ LACUNA_INLINE U32x16 load_u8(const void* p) {
   uint8_t bytes[16];
   uint32_t wide[16];
   __builtin_memcpy(bytes, p, 16);
-  for (int i = 0; i < 16; ++i) wide[i] = bytes[i];
+  for (int i = 0; i < 16; ++i) wide[i] = int32_t(bytes[i]);
   __builtin_memcpy(&out, wide, 64);
 #endif
   return out;

@@ -147,7 +147,7 @@ LACUNA_INLINE void multiply_all(const Unpacked& from, int quads, const Rounded<L
 
 /// The columns of a chunk, where they are and which come next.
 struct Chunk {
-  const uint8_t* p[kZigzagMostColumns];
+  const uint8_t* p[kZigzagMostColumns] = {};
   Ahead ahead;
   int64_t columns = 0;
   int quads = 0;

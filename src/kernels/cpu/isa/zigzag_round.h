@@ -1,6 +1,8 @@
 // src/kernels/cpu/isa/zigzag_round.h - factors x * scale of a chunk of columns, rounded to 16 bits in two bytes.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cpu/isa/zigzag_codes.h"
 #include "kernels/cpu/zigzag_kernel.h"
 
@@ -27,8 +29,7 @@ LACUNA_INLINE I32x16 spread_lanes(const int32_t* dwords) {
   I32x16 out;
 #if defined(__AVX512BW__)
   const __m512i lanes = _mm512_setr_epi32(a0, a0, a0, a0, a1, a1, a1, a1, a2, a2, a2, a2, a3, a3, a3, a3);
-  constexpr int kFirst = (a0 < a1 ? a0 : a1) < (a2 < a3 ? a2 : a3) ? (a0 < a1 ? a0 : a1) : (a2 < a3 ? a2 : a3);
-  constexpr int kLast = (a0 > a1 ? a0 : a1) > (a2 > a3 ? a2 : a3) ? (a0 > a1 ? a0 : a1) : (a2 > a3 ? a2 : a3);
+  constexpr int kFirst = std::min({a0, a1, a2, a3}), kLast = std::max({a0, a1, a2, a3});
   if constexpr (kFirst / 16 == kLast / 16) {  // permutexvar looks at the low four bits of an index
     const __m512i all = _mm512_load_si512(dwords + 16 * (kFirst / 16));
     out.reg[0] = (RegI)_mm512_maskz_permutexvar_epi32(__mmask16(0xffff), lanes, all);
