@@ -6,7 +6,7 @@ string(TOUPPER "${LACUNA_COMPRESS}" compress_wanted)
 if(NOT compress_wanted MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "LACUNA_COMPRESS is '${LACUNA_COMPRESS}'; it must be AUTO, ON or OFF")
 endif()
-if(compress_wanted STREQUAL "AUTO" AND LACUNA_FUZZ)  # no fuzz target reaches it
+if(compress_wanted STREQUAL "AUTO" AND (LACUNA_SANITIZE OR LACUNA_COVERAGE OR LACUNA_FUZZ))  # builds for the runtime's code
   set(compress_wanted OFF)
 endif()
 if(NOT compress_wanted STREQUAL "OFF")

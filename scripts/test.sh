@@ -37,15 +37,15 @@ if [ "$quick" -eq 0 ]; then
 fi
 
 # The CUDA code takes nvcc from the PATH, else from PyPI, and takes a few minutes of one core; its tests skip without a device. The sanitized build is
-# the one without CUDA.
-step "Release build with the CUDA backend, warnings are errors"
-scripts/build.sh --cuda
+# the one without either.
+step "Release build with the CUDA backend and the compressor, warnings are errors"
+scripts/build.sh --cuda --compress
 python3 scripts/check_isa_symbols.py build/release
 
 if [ "$quick" -eq 0 ]; then
   step "Unit tests under ASan and UBSan"
   # The command line's tests drive whole processes, those named after a model take minutes; they run in Release below.
-  scripts/build.sh --no-install --preset sanitize core_test layout_test io_test tokenizer_test kernels_test model_test calibrate_test eval_test
+  scripts/build.sh --no-install --no-compress --preset sanitize core_test layout_test io_test tokenizer_test kernels_test model_test calibrate_test eval_test
   scripts/run_ctest.sh build/sanitize --exclude-regex 'NOT_BUILT|^SmolLM2'
 
   step "The kernels compile for NEON"

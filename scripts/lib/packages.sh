@@ -1,7 +1,8 @@
 # Sourced by scripts that install: the Debian packages that the build and the tests need, and one function that installs what is missing.
 
 build_packages=(g++ cmake ninja-build ccache pkg-config git python3 libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev libhwy-dev
-  libpcre2-dev libutf8proc-dev libssl-dev libcpp-httplib-dev libtorch-dev libgtest-dev libgmock-dev)
+  libpcre2-dev libutf8proc-dev libssl-dev libcpp-httplib-dev libgtest-dev libgmock-dev)
+compress_packages=(libtorch-dev)
 test_packages=(libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev gcovr g++-aarch64-linux-gnu)
 
 packages_fail() {
