@@ -18,6 +18,7 @@
 #include "cli/scratch.h"
 #include "cli/sparsity.h"
 #include "cli/spqt.h"
+#include "cli/weights.h"
 #include "core/error.h"
 #include "core/machine.h"
 #include "core/say.h"
@@ -32,6 +33,7 @@ struct Options : Common {
   std::vector<std::string> what = {"linear", "decode", "prefill"};
   SparsityFlags sparsity;
   ProfileFlags profile;
+  WeightFlags weights;
   bool explain = false;
   int runs = 10;
   int64_t prompt = 512, gen = 128, context = 0, tokens = 1, n_layers = 0;
@@ -49,6 +51,8 @@ std::unique_ptr<ScratchFile> synthetic_file(const Options& options, ThreadPool& 
     model::synthesize(model::find_shape(options.synthetic), name,
                       {.layout = layout_named("--layout", options.layout),
                        .head_layout = layout_named("--head-layout", options.head_layout),
+                       .params = options.weights.params(layout_named("--layout", options.layout)),
+                       .weight_sparsity = options.weights.sparsity,
                        .seed = options.seed,
                        .n_layers = options.n_layers,
                        .progress = true},
@@ -103,6 +107,7 @@ class Report {
                 {"tok_s", row.tok_s},
                 {"checked", row.checked},
                 {"deviation", row.deviation}};
+    if (row.weight_sparsity) out["weight_sparsity"] = *row.weight_sparsity;
     if (row.tflops) out["m"] = row.m;
     if (row.n > 0) out["n"] = row.n, out["k"] = row.k;
     if (row.access_ceiling_gb_s) out["access_ceiling_gb_s"] = *row.access_ceiling_gb_s;
@@ -219,6 +224,7 @@ int bench(const Options& options) {
   const std::string path = synthetic ? synthetic->path() : options.model;
   const std::string shape =
       synthetic ? options.synthetic : std::filesystem::path(path).lexically_normal().filename().string();
+  if (options.sparsity.sparse()) check_can_skip(io::Checkpoint::open(path));
   const MachinePlans plans = load_plans(options.profile, options.threads);
   const eval::BenchOptions wanted{
       .runs = options.runs,
@@ -357,6 +363,7 @@ Action add_bench(CLI::App& program) {
       ->capture_default_str()
       ->type_name("N")
       ->group("Random weights");
+  add_weights(*command, options->weights, synthetic);
   add_seed(*command, options->seed, "start of the random weights")->needs(synthetic)->group("Random weights");
   command
       ->add_option(

@@ -23,9 +23,16 @@ int64_t count_of(const io::Tensor& tensor) {
 
 double bits_of(int64_t bytes, int64_t count) { return count > 0 ? 8.0 * double(bytes) / double(count) : 0.0; }
 
-std::string tile_of(const io::Tensor& tensor) {
-  if (!tensor.layout->zigzag) return {};
-  return tensor.params.tile_rows == 0 ? "  whole columns" : fmt::format("  tile_rows {}", tensor.params.tile_rows);
+/// The layout's parameters, and what share of the weights it keeps where that is not all.
+std::string params_of(const io::Tensor& tensor) {
+  if (tensor.layout->zigzag && tensor.params.tile_rows == 0) return "  whole columns";
+  std::string out;
+  for (const layout::Parameter& parameter : layout::parameters(*tensor.layout))
+    out += fmt::format("  {} {}", parameter.name, tensor.params.*parameter.value);
+  const int64_t kept = layout::kept_weights(*tensor.layout, tensor.shape, tensor.params);
+  if (const int64_t all = tensor.shape.N * tensor.shape.K; kept < all)
+    out += fmt::format("  keeps {:.1f}%", 100 * double(kept) / double(all));
+  return out;
 }
 
 std::string shown(const std::string& text) {
@@ -83,7 +90,10 @@ int inspect(const Options& options) {
                          {"shape", tensor.dims},
                          {"bytes", tensor.bytes.size()},
                          {"bits", bits_of(int64_t(tensor.bytes.size()), count_of(tensor))}});
-      if (tensor.layout->zigzag) tensors.back()["tile_rows"] = tensor.params.tile_rows;
+      for (const layout::Parameter& parameter : layout::parameters(*tensor.layout))
+        tensors.back()[std::string(parameter.name)] = tensor.params.*parameter.value;
+      const int64_t kept = layout::kept_weights(*tensor.layout, tensor.shape, tensor.params);
+      if (kept < tensor.shape.N * tensor.shape.K) tensors.back()["nnz"] = kept;
     }
     print_json({{"arch", checkpoint.architecture()},
                 {"params", params},
@@ -113,7 +123,7 @@ int inspect(const Options& options) {
     for (const io::Tensor& tensor : checkpoint.tensors())
       out += fmt::format("{:<36} {:<7} {:>20} {:>14} {:>7.3f}{}\n", printable(tensor.name), tensor.layout->name,
                          fmt::format("{}", fmt::join(tensor.dims, " x ")), tensor.bytes.size(),
-                         bits_of(int64_t(tensor.bytes.size()), count_of(tensor)), tile_of(tensor));
+                         bits_of(int64_t(tensor.bytes.size()), count_of(tensor)), params_of(tensor));
   }
   print(out);
   return 0;

@@ -10,6 +10,7 @@
 
 #include "cli/command.h"
 #include "cli/profile.h"
+#include "cli/weights.h"
 #include "core/error.h"
 #include "core/say.h"
 #include "model/weight_groups.h"
@@ -20,6 +21,7 @@ namespace {
 struct Options : Common {
   std::string model, out, layout = "q4_K", head_layout, embedding_layout;
   std::string tile_rows = "0";
+  int64_t group_size = -1;  // not given
   bool pure = false, strict = false;
 };
 
@@ -57,6 +59,7 @@ int quantize(const Options& options) {
   if (!options.head_layout.empty()) wanted.head_layout = layout_named("--head-layout", options.head_layout);
   if (!options.embedding_layout.empty())
     wanted.embedding_layout = layout_named("--embedding-layout", options.embedding_layout);
+  wanted.params.group_size = group_size_of(layout::get(wanted.layout), options.group_size);
   wanted.pure = options.pure;
   wanted.strict = options.strict;
 
@@ -112,8 +115,10 @@ Action add_quantize(CLI::App& program) {
       "embedding table) gets q6_K where the layout asked for has fewer bits, as llama.cpp does; its _S and _M mixes of "
       "further layouts are not made. The zigzag layouts (zz...) are for skipping inputs that are not active: embedding "
       "table "
-      "and head get what the K-quant of the same bits would give them. Rows that do not fit a layout fall back and are "
-      "named.");
+      "and head get what the K-quant of the same bits would give them. So do they with gq (codes in groups along a "
+      "row, "
+      "rounded to nearest) and with bm and nm24_q4, which drop the weights that are 0 in a pruned model. Rows that do "
+      "not fit a layout fall back and are named.");
   command->add_option("MODEL", options->model, "a .gguf file or a Hugging Face folder")->required();
   command->add_option("-o,--out", options->out, "the file to write; it appears when it is complete")
       ->required()
@@ -130,6 +135,7 @@ Action add_quantize(CLI::App& program) {
       ->check(tile_rows(true))
       ->capture_default_str()
       ->type_name("N|auto");
+  add_group_size(*command, options->group_size);
   CLI::Option* pure =
       command->add_flag("--pure", options->pure,
                         "every matrix in --layout, head and embedding too (with zz4_k: these two in q4_K, and so on)");

@@ -80,9 +80,19 @@ model::ThresholdSet load_thresholds(const LoadedModel& model, const std::string&
   return *set;
 }
 
+void check_can_skip(const io::Checkpoint& checkpoint) {
+  for (const io::Tensor& tensor : checkpoint.tensors())
+    if (tensor.layout->family != layout::Family::rows && !tensor.layout->zigzag)
+      throw Error(
+          "--act-sparsity: {} is {}, of which no kernel leaves inputs out; leave the flag out, or store the model in a "
+          "zigzag layout (`lacuna quantize --layout zz4_k`)",
+          tensor.name, tensor.layout->name);
+}
+
 std::optional<model::Thresholds> apply_sparsity(const LoadedModel& model, const std::string& path,
                                                 const SparsityFlags& flags, bool mask_batches) {
   if (!flags.sparse()) return std::nullopt;
+  check_can_skip(model.checkpoint);
   const model::ThresholdSet set = load_thresholds(model, path, flags);
   const auto mode = flags.mode.empty() ? std::nullopt : std::optional(model::mode_named(flags.mode));
   model::Thresholds thresholds = set.select(flags.act_sparsity, mode, flags.criterion_or_default(),

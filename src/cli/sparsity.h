@@ -34,6 +34,9 @@ std::string side_file(const std::string& model);
 /// Error when there are none or they are of another model.
 model::ThresholdSet load_thresholds(const LoadedModel& model, const std::string& path, const SparsityFlags& flags);
 
+/// Throws Error where a weight is in a layout of which no kernel leaves inputs out: --act-sparsity would gain nothing.
+void check_can_skip(const io::Checkpoint& checkpoint);
+
 /// Makes the decoder sparse as the flags say; nothing where they say dense. Returns what was chosen.
 std::optional<model::Thresholds> apply_sparsity(const LoadedModel& model, const std::string& path,
                                                 const SparsityFlags& flags, bool mask_batches);

@@ -119,6 +119,7 @@ BenchRow bench_decode(model::Decoder& decoder, const io::Checkpoint& checkpoint,
   row.checked = true;
   row.bench = "decode";
   row.what = fmt::format("{} tokens at depth {}", tokens, depth);
+  row.weight_sparsity = weight_sparsity_of(groups);
   groups.push_back(head_group(checkpoint));
   row.layout = layouts_of(groups);
   row.bytes = decoder.weight_bytes();
@@ -167,6 +168,7 @@ BenchRow bench_prefill(model::Decoder& decoder, const io::Checkpoint& checkpoint
   row.what = fmt::format("{} tokens", tokens);
   const std::vector<Group> groups = model_groups(checkpoint);
   row.layout = layouts_of(groups);
+  row.weight_sparsity = weight_sparsity_of(groups);
   row.bytes = decoder.weight_bytes();
   row.m = tokens;
 

@@ -82,6 +82,20 @@ std::string layouts_of(const std::vector<Group>& groups) {
   return out;
 }
 
+std::optional<double> weight_sparsity_of(const std::vector<Group>& groups) {
+  bool drops = false;
+  double kept = 0, weights = 0;
+  for (const Group& group : groups) {
+    for (const kernels::WeightView& part : group.parts) {
+      const layout::Family family = part.layout->family;
+      drops = drops || family == layout::Family::bitmask || family == layout::Family::two_of_four;
+      kept += double(layout::kept_weights(*part.layout, part.shape, part.params));
+      weights += double(part.shape.N) * double(part.shape.K);
+    }
+  }
+  return drops ? std::optional(1 - kept / weights) : std::nullopt;
+}
+
 double check_result(const kernels::WeightView& weight, const kernels::Activation& input, const float* result) {
   const int64_t N = weight.shape.N;
   std::vector<float> expected(static_cast<size_t>(N));
@@ -189,6 +203,7 @@ BenchRow time_groups(const std::vector<Group>& groups, ThreadPool& pool, int64_t
     row.deviation = check_kinds(groups, [&](size_t i) -> GroupRunner& { return rotation[0][i]; });
     row.checked = true;
     row.layout = layouts_of(groups);
+    row.weight_sparsity = weight_sparsity_of(groups);
     row.m = m;
     double products = 0, inactive = 0;
     for (const GroupRunner& runner : rotation[0]) {

@@ -25,10 +25,11 @@ struct BenchRow {
   int64_t bytes = 0;  // of weights, read in one timed unit (one token, one batch)
   double tok_s = 0;
   bool checked = false;
-  double deviation = 0;          // found by the check: root mean square error over root mean square of the reference
-  int64_t m = 1, n = 0, k = 0;   // rows of a product; n, k 0: several shapes
-  double act_sparsity = 0;       // realised, by weight bytes
-  std::optional<double> tflops;  // dense-equivalent, for M > 1
+  double deviation = 0;         // found by the check: root mean square error over root mean square of the reference
+  int64_t m = 1, n = 0, k = 0;  // rows of a product; n, k 0: several shapes
+  double act_sparsity = 0;      // realised, by weight bytes
+  std::optional<double> weight_sparsity;  // share of the layers' weights that is dropped, where a layout can drop some
+  std::optional<double> tflops;           // dense-equivalent, for M > 1
   /// Where columns are skipped: the rate at which memory gives columns of these lengths, as many of them skipped.
   std::optional<double> access_ceiling_gb_s;
 
@@ -60,6 +61,9 @@ Group head_group(const io::Checkpoint& checkpoint);
 
 /// Names of the groups' layouts, most bytes first: "q4_K+q6_K".
 std::string layouts_of(const std::vector<Group>& groups);
+
+/// Share of the weights that is dropped; nullopt where no layout can drop any.
+std::optional<double> weight_sparsity_of(const std::vector<Group>& groups);
 
 /// A group ready to run on random inputs, with room for its outputs.
 class GroupRunner {

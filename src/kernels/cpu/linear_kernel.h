@@ -80,9 +80,9 @@ struct LinearKernel {
   void (*prepare)(const Problem&, int64_t row0, int64_t row1, std::byte* prepared);
   const char* one_name;  // how the kernels for one and for many tokens are called in explain()
   const char* many_name;
-  void (*run_one)(const LinearArgs&);             // one token in two planes (float layouts: one token)
-  void (*run_many)(const LinearArgs&);            // 1 <= tokens <= kMaxTile
-  int64_t (*scratch_bytes)(int64_t K) = nullptr;  // working memory of a task; nullptr: none
+  void (*run_one)(const LinearArgs&);                            // one token in two planes (float layouts: one token)
+  void (*run_many)(const LinearArgs&);                           // 1 <= tokens <= kMaxTile
+  int64_t (*scratch_bytes)(int64_t K) = nullptr;                 // working memory of a task; nullptr: none
   void (*place)(const Problem&, std::byte* prepared) = nullptr;  // runs once, before prepare; nullptr: nothing to do
 };
 
