@@ -328,8 +328,11 @@ QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& op
     const layout::Layout& stored = layout::get(layout::fitting_layout(wanted, tensor.shape.K));
     const auto own = options.tensor_params.find(tensor.name);
     layout::Params params = own_params(stored, own == options.tensor_params.end() ? options.params : own->second);
-    if (stored.family == layout::Family::bitmask)
-      params = Converter(tensor, stored, params, gguf_row_order(source, tensor)).count_kept(params);
+    if (stored.family == layout::Family::bitmask) {
+      const bool moved = tensor.layout == &stored && tensor.params.group_size == params.group_size;
+      params =
+          moved ? tensor.params : Converter(tensor, stored, params, gguf_row_order(source, tensor)).count_kept(params);
+    }
     report.tensors.push_back({.name = tensor.name,
                               .dims = tensor.dims,
                               .source = tensor.layout,

@@ -10,7 +10,10 @@
 namespace lacuna::solver {
 namespace {
 
-double frobenius(const at::Tensor& t) { return at::linalg_vector_norm(t, 2, {}, false, at::kDouble).item<double>(); }
+/// Row sums in float, their sum in double.
+double total(const at::Tensor& t) { return t.sum(1).sum(at::kDouble).item<double>(); }
+
+double frobenius(const at::Tensor& t) { return std::sqrt(total(t.square())); }
 
 /// 0 where C is 0: every Theta is as good as another then.
 double over_norm(double factor, const at::Tensor& C) {
@@ -82,10 +85,10 @@ Descended descend(const at::Tensor& W, const at::Tensor& C, at::Tensor theta, co
   const auto relative = [&](double value) { return size > 0 ? value / size : 0; };
   for (int t = 1;; ++t) {
     const at::Tensor difference = W - theta, step = difference.matmul(C);
-    const double squared = (difference * step).sum(at::kDouble).item<double>();
+    const double squared = total(difference * step);
     result.curve.push_back(relative(std::sqrt(std::max(squared, 0.0))));
     if (t > descent.iterations || (descent.tolerance > 0 && relative(2 * frobenius(step)) < descent.tolerance)) break;
-    theta = project(theta + step * descent.eta, t);
+    theta = project(at::add(theta, step, descent.eta), t);
     result.iterations = t;
   }
   result.theta = theta;

@@ -1,8 +1,11 @@
 #include "solver/project.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <functional>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -10,22 +13,38 @@
 namespace lacuna::solver {
 namespace {
 
-/// The value that `rank` others of its row are not larger than (0: the smallest); score: [R, L] -> [R, 1].
-at::Tensor value_of_rank(const at::Tensor& score, int64_t rank) {
-  if (!score.device().is_cpu()) {
-    // One long row is sorted: the selection kernel gives a row to one block of threads.
-    if (score.size(0) == 1) return std::get<0>(score.sort(1)).narrow(1, rank, 1);
-    return std::get<0>(at::kthvalue(score, rank + 1, 1, true));
-  }
-  const int64_t rows = score.size(0), length = score.size(1);
-  const at::Tensor from = score.contiguous(), out = at::empty({rows, 1}, score.options());
-  std::vector<float> row(static_cast<size_t>(length));
-  for (int64_t r = 0; r < rows; ++r) {
-    std::copy_n(from.data_ptr<float>() + r * length, length, row.begin());
-    std::nth_element(row.begin(), row.begin() + rank, row.end());
-    out.data_ptr<float>()[r] = row[size_t(rank)];
-  }
-  return out;
+/// Calls rows(begin, end) on parts of [0, count) from as many threads as LibTorch uses; results do not depend on it.
+void for_rows(int64_t count, int64_t elements, const std::function<void(int64_t, int64_t)>& rows) {
+  const int64_t threads = elements < 65536 ? 1 : std::clamp<int64_t>(at::get_num_threads(), 1, count);
+  std::vector<std::thread> others;
+  for (int64_t t = 1; t < threads; ++t) others.emplace_back(rows, count * t / threads, count * (t + 1) / threads);
+  rows(0, count / threads);
+  for (std::thread& other : others) other.join();
+}
+
+/// keep_largest on the CPU, contiguous, 0 < dropped < L.
+at::Tensor keep_largest_cpu(const at::Tensor& score, int64_t dropped) {
+  const int64_t R = score.size(0), L = score.size(1);
+  at::Tensor keep = at::empty({R, L}, score.options().dtype(at::kBool));
+  const float* from = score.data_ptr<float>();
+  bool* to = keep.data_ptr<bool>();
+  for_rows(R, R * L, [&](int64_t begin, int64_t end) {
+    std::vector<float> sorted(static_cast<size_t>(L));
+    for (int64_t r = begin; r < end; ++r) {
+      const float* row = from + r * L;
+      std::copy_n(row, L, sorted.begin());
+      std::nth_element(sorted.begin(), sorted.begin() + dropped, sorted.end());
+      const float last = sorted[size_t(dropped)];  // the smallest that stays
+      // Behind it are those not smaller: as many places as are not taken by larger ones are for the first equal ones.
+      int64_t room = std::count(sorted.begin() + dropped, sorted.end(), last);
+      for (int64_t k = 0; k < L; ++k) {
+        const bool equal = row[k] == last;
+        to[r * L + k] = row[k] > last || (equal && room > 0);
+        room -= equal;
+      }
+    }
+  });
+  return keep;
 }
 
 /// score: [N, G, m] -> which n of the last dimension are largest.
@@ -50,7 +69,10 @@ at::Tensor keep_largest(const at::Tensor& score, int64_t dropped) {
   const int64_t length = score.size(1), kept = length - dropped;
   if (dropped <= 0) return at::ones(score.sizes(), score.options().dtype(at::kBool));
   if (kept <= 0) return at::zeros(score.sizes(), score.options().dtype(at::kBool));
-  const at::Tensor last = value_of_rank(score, dropped);
+  if (score.device().is_cpu()) return keep_largest_cpu(score.contiguous(), dropped);
+  // One long row is sorted: the selection kernel gives a row to one block of threads.
+  const at::Tensor last = score.size(0) == 1 ? std::get<0>(score.sort(1)).narrow(1, dropped, 1)
+                                             : std::get<0>(at::kthvalue(score, dropped + 1, 1, true));
   const at::Tensor larger = score > last;
   at::Tensor equal = score == last;
   const at::Tensor room = kept - larger.sum(1, true);  // >= 1
@@ -141,7 +163,7 @@ at::Tensor decode(const Rounded& rounded, const Grid& grid) {
 }
 
 at::Tensor masked(const at::Tensor& w, const at::Tensor& keep) {
-  return keep.defined() ? w.masked_fill(keep.logical_not(), 0) : w;
+  return keep.defined() ? at::where(keep, w, at::zeros({}, w.options())) : w;
 }
 
 Solution stored(const Rounded& rounded, const Grid& grid, const at::Tensor& keep) {

@@ -79,6 +79,21 @@ TEST(Manifest, ParametersOfZigzagLayouts) {
   EXPECT_ERROR(packed_params("w", entry, zz4, "x.gguf"), "unknown parameter \"group_size\"; zz4_k has tile_rows");
 }
 
+TEST(Manifest, EveryPackedLayoutsParametersComeBack) {
+  for (const layout::Layout& layout : layout::all()) {
+    if (layout.ggml_type >= 0) continue;
+    layout::Params params;
+    for (const layout::Parameter& parameter : layout::parameters(layout)) params.*parameter.value = 512;
+    if (layout.family == layout::Family::bitmask) params.nnz = 4000;
+    const ManifestTensor entry = manifest_entry(layout, {64, 512}, params);
+    EXPECT_EQ(packed_params("w", entry, layout, "x.gguf"), params) << layout.name;
+    EXPECT_EQ(entry.params.size(), layout::parameters(layout).size());
+    ManifestTensor lie = entry;
+    lie.params["more"] = 1;
+    EXPECT_ERROR(packed_params("w", lie, layout, "x.gguf"), "unknown parameter \"more\"");
+  }
+}
+
 TEST(Manifest, WhatIsWrittenIsRead) {
   Manifest written;
   written["blk.0.attn_q.weight"] = manifest_entry(layout::get(layout::Id::zz8), {1, 1}, {});

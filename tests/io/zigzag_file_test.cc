@@ -102,8 +102,8 @@ TEST(ZigzagFile, LiesAreRefused) {
   const std::string path = folder.file("x.gguf");
   const auto open = [&](std::string_view layout, int64_t N, int64_t K, std::string_view params, uint64_t bytes = 288) {
     const std::string manifest = fmt::format(
-        R"({{"version":1,"tensors":{{"w":{{"layout":"{}","N":{},"K":{},"nnz":1,"params":{},"sha256":"{}"}}}}}})",
-        layout, N, K, params, kDigest);
+        R"({{"version":1,"tensors":{{"w":{{"layout":"{}","N":{},"K":{},"nnz":{},"params":{},"sha256":"{}"}}}}}})",
+        layout, N, K, N * K, params, kDigest);
     test::write_bytes(path, test::Bytes()
                                 .gguf(1, 1)
                                 .string(kManifestKey)
