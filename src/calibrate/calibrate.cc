@@ -71,6 +71,18 @@ void check(const CalibrateOptions& options, const model::Config& config, int64_t
   for (size_t i = 0; i < options.levels.size(); ++i)
     if (!(options.levels[i] > 0 && options.levels[i] < 1) || (i > 0 && options.levels[i] <= options.levels[i - 1]))
       throw Error("levels of activation sparsity must ascend between 0 and 1, got {}", options.levels[i]);
+  const int64_t sparse = std::min(options.sparse_tokens, available);
+  if (options.sparse_tokens > 0 && sparse <= options.skipped)
+    throw Error(
+        "the sparse model's quantiles need more tokens than the {} that each window leaves out, got {}; give more "
+        "sparse "
+        "tokens, or 0 for the dense model's quantiles",
+        options.skipped, sparse);
+  const int64_t longest =
+      std::max(asked(options, Mode::uniform) && options.modes.size() == 1 ? 0 : options.search_window,
+               asked(options, Mode::layered) ? options.sensitivity_tokens : 0);
+  if (longest > config.n_ctx)
+    throw Error("the search for thresholds with windows of {} tokens; this model takes 1 to {}", longest, config.n_ctx);
   if (options.ctx < 1 || options.ctx > config.n_ctx)
     throw Error("calibration with windows of {} tokens; this model takes 1 to {}", options.ctx, config.n_ctx);
   const int64_t searched = options.search_windows * options.search_window;

@@ -33,7 +33,7 @@ class Histogram {
  private:
   static constexpr int kShift = 14;
   static float edge(size_t bin) { return std::bit_cast<float>(uint32_t(bin) << kShift); }
-  std::vector<uint32_t> bins_;
+  std::vector<uint64_t> bins_;
   int64_t count_ = 0;
 };
 

@@ -166,9 +166,18 @@ TEST(Calibrate, ShortTextsAndBadValuesAreErrors) {
   CalibrateOptions options = small(model.decoder->config());
   EXPECT_THAT([&] { calibrate(*model.decoder, model.checkpoint, std::span(model.ids).first(20), "sha", options); },
               ThrowsMessage<Error>(HasSubstr("the text has 20")));
+  const CalibrateOptions good = options;
   options.levels = {0.5, 0.25};
   EXPECT_THAT([&] { calibrate(*model.decoder, model.checkpoint, model.ids, "sha", options); },
               ThrowsMessage<Error>(HasSubstr("ascend")));
+  options = good;
+  options.sparse_tokens = options.skipped;
+  EXPECT_THAT([&] { calibrate(*model.decoder, model.checkpoint, model.ids, "sha", options); },
+              ThrowsMessage<Error>(HasSubstr("give more sparse tokens")));
+  options = good;
+  options.search_window = model.decoder->config().n_ctx + 1;
+  EXPECT_THAT([&] { calibrate(*model.decoder, model.checkpoint, model.ids, "sha", options); },
+              ThrowsMessage<Error>(HasSubstr("the search for thresholds")));
 }
 
 }  // namespace
