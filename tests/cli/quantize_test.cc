@@ -284,6 +284,63 @@ TEST(Synth, ZigzagDiffersFromRowsInTheMatricesOnly) {
   expect_error({"synth", "llama-2-7b", "-o", again, "--head-layout", "zz4_k"}, "output head");
 }
 
+TEST(QuantizeGrouped, EveryLayoutIsListedAndRuns) {
+  const TempDir dir;
+  const std::string source = fixture("gguf_models/llama_mha.gguf"), out = dir.file("g.gguf");
+  for (const char* layout : {"gq2", "gq3", "gq4", "gq8", "bm2", "bm4", "bm8", "bm16"}) {
+    std::vector<std::string> arguments = {"quantize", source, "-o", out, "--layout", layout};
+    const bool grouped = std::string(layout) != "bm16";
+    if (grouped) arguments.insert(arguments.end(), {"--group-size", "32"});
+    EXPECT_EQ(json_of(arguments)["bytes"].get<uint64_t>(), std::filesystem::file_size(out));
+    int found = 0;
+    const auto inspected = json_of({"inspect", out});
+    for (const auto& tensor : inspected["tensors"]) {
+      if (tensor["layout"] != layout) continue;
+      ++found;
+      EXPECT_EQ(tensor.contains("group_size"), grouped);
+      EXPECT_EQ(tensor.value("group_size", 32), 32);
+    }
+    EXPECT_EQ(found, 14) << layout;
+    EXPECT_EQ(greedy(out).size(), 8u) << layout;
+  }
+  output_of({"quantize", source, "-o", out, "--layout", "gq4"});
+  EXPECT_NE(output_of({"inspect", out}).find("group_size 128"), std::string::npos);
+}
+
+TEST(QuantizeGrouped, SaysWhatItRefuses) {
+  const TempDir dir;
+  const std::string source = fixture("gguf_models/llama_mha.gguf"), out = dir.file("out.gguf");
+  expect_usage_error({"quantize", source, "-o", out, "--layout", "gq4", "--group-size", "-1"}, "not a whole number");
+  expect_error({"quantize", source, "-o", out, "--layout", "q4_K", "--group-size", "64"}, "q4_K has no groups");
+  expect_error({"quantize", source, "-o", out, "--layout", "nm24_q4", "--group-size", "64"}, "nm24_q4 has no groups");
+  expect_error({"quantize", source, "-o", out, "--layout", "gq4", "--head-layout", "gq4"}, "output head");
+  EXPECT_FALSE(std::filesystem::exists(out));
+  output_of({"quantize", source, "-o", out, "--layout", "bm4"});
+  expect_error({"run", out, "-p", "Hi", "-n", "1", "--act-sparsity", "50"}, "is bm4, of which no kernel leaves inputs");
+}
+
+TEST(Synth, DropsTheShareOfTheWeightsThatWasAskedFor) {
+  const TempDir dir;
+  const std::string out = dir.file("s.gguf"), again = dir.file("t.gguf");
+  output_of({"synth", "llama-2-7b", "-o", out, "--layers", "1", "--layout", "bm4", "--weight-sparsity", "75"});
+  output_of({"synth", "llama-2-7b", "-o", again, "--layers", "1", "--layout", "bm4", "--weight-sparsity", "0.75",
+             "--threads", "1"});
+  EXPECT_TRUE(read_text(out) == read_text(again)) << "the bytes depend on the number of threads";
+  int masked = 0;
+  const auto inspected = json_of({"inspect", out});
+  for (const auto& tensor : inspected["tensors"]) {
+    if (tensor["layout"] != "bm4") continue;
+    ++masked;
+    EXPECT_EQ(tensor["nnz"].get<int64_t>(), tensor["shape"][0].get<int64_t>() * tensor["shape"][1].get<int64_t>() / 4);
+    EXPECT_NEAR(tensor["bits"].get<double>(), 1 + 4 * 0.25 + 0.25, 0.02);
+  }
+  EXPECT_EQ(masked, 7);
+  EXPECT_EQ(json_of({"run", out, "-p", "Hi", "-n", "2", "--temp", "0", "--ignore-eos"})["ids"].size(), 2u);
+  expect_error({"synth", "llama-2-7b", "-o", again, "--layout", "gq4", "--weight-sparsity", "50"},
+               "gq4 cannot have a weight sparsity of 0.5");
+  expect_usage_error({"synth", "llama-2-7b", "-o", again, "--layout", "bm4", "--weight-sparsity", "100"}, "percentage");
+}
+
 TEST(Synth, WritesWhatInspectAndRunRead) {
   const TempDir dir;
   const std::string out = dir.file("s.gguf"), again = dir.file("t.gguf");

@@ -1,5 +1,6 @@
 #include "solver/project.h"
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -78,6 +79,17 @@ TEST(KeepMask, CountsAreThePatterns) {
       }
     }
   }
+}
+
+TEST(KeepMask, DoesNotDependOnTheNumberOfThreads) {
+  const at::Tensor score = random_weights(301, 300, 5).abs();
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const at::Tensor one = keep_mask(score, row_pattern(0.5));
+  at::set_num_threads(5);
+  EXPECT_TRUE(keep_mask(score, row_pattern(0.5)).equal(one));
+  at::set_num_threads(threads);
+  EXPECT_TRUE((one.sum(1) == 150).all().item<bool>());
 }
 
 TEST(Ramped, EndsAtThePattern) {
