@@ -71,13 +71,6 @@ void check(const CalibrateOptions& options, const model::Config& config, int64_t
   for (size_t i = 0; i < options.levels.size(); ++i)
     if (!(options.levels[i] > 0 && options.levels[i] < 1) || (i > 0 && options.levels[i] <= options.levels[i - 1]))
       throw Error("levels of activation sparsity must ascend between 0 and 1, got {}", options.levels[i]);
-  const int64_t sparse = std::min(options.sparse_tokens, available);
-  if (options.sparse_tokens > 0 && sparse <= options.skipped)
-    throw Error(
-        "the sparse model's quantiles need more tokens than the {} that each window leaves out, got {}; give more "
-        "sparse "
-        "tokens, or 0 for the dense model's quantiles",
-        options.skipped, sparse);
   const int64_t longest =
       std::max(asked(options, Mode::uniform) && options.modes.size() == 1 ? 0 : options.search_window,
                asked(options, Mode::layered) ? options.sensitivity_tokens : 0);
@@ -91,6 +84,13 @@ void check(const CalibrateOptions& options, const model::Config& config, int64_t
   if (asked(options, Mode::layered)) needed = std::max(needed, searched + options.sensitivity_tokens);
   if (available < needed)
     throw Error("calibration needs {} tokens, the text has {}; take a longer text or fewer tokens", needed, available);
+  const int64_t sparse = std::min(options.sparse_tokens, available);
+  if (options.sparse_tokens > 0 && sparse <= options.skipped)
+    throw Error(
+        "the sparse model's quantiles need more tokens than the {} that each window leaves out, got {}; give more "
+        "sparse "
+        "tokens, or 0 for the dense model's quantiles",
+        options.skipped, sparse);
 }
 
 }  // namespace
