@@ -291,7 +291,8 @@ TEST(QuantizeGrouped, EveryLayoutIsListedAndRuns) {
     std::vector<std::string> arguments = {"quantize", source, "-o", out, "--layout", layout};
     const bool grouped = std::string(layout) != "bm16";
     if (grouped) arguments.insert(arguments.end(), {"--group-size", "32"});
-    EXPECT_EQ(json_of(arguments)["bytes"].get<uint64_t>(), std::filesystem::file_size(out));
+    const auto report = json_of(arguments);
+    EXPECT_EQ(report["bytes"].get<uint64_t>(), std::filesystem::file_size(out));
     int found = 0;
     const auto inspected = json_of({"inspect", out});
     for (const auto& tensor : inspected["tensors"]) {
