@@ -118,10 +118,8 @@ Action add_compress_launcher(CLI::App& program) {
     for (std::string& argument : arguments) pointers.push_back(argument.data());
     pointers.push_back(nullptr);
     ::execv(name.c_str(), pointers.data());
-    throw Error(
-        "{}: {}; this build has no compressor, which needs LibTorch: install libtorch-dev and build again (README, "
-        "Compressing)",
-        name, std::strerror(errno));
+    throw Error("{}: {}; this build has no compressor, which needs LibTorch: build with scripts/build.sh --compress",
+                name, std::strerror(errno));
   };
 }
 
