@@ -18,6 +18,8 @@
 namespace lacuna::cli {
 namespace {
 
+constexpr const char* kMatchSource = "zigzag";
+
 struct Options : Common {
   std::string model, out, layout = "q4_K", head_layout, embedding_layout;
   std::string tile_rows = "0";
@@ -55,12 +57,14 @@ int quantize(const Options& options) {
   check_common(options);
   check_out("-o", options.out);
   io::QuantizeOptions wanted;
-  wanted.layout = layout_named("--layout", options.layout);
+  wanted.match_source = options.layout == kMatchSource;
+  wanted.layout = wanted.match_source ? layout::Id::zz4_k : layout_named("--layout", options.layout);
   if (!options.head_layout.empty()) wanted.head_layout = layout_named("--head-layout", options.head_layout);
   if (!options.embedding_layout.empty())
     wanted.embedding_layout = layout_named("--embedding-layout", options.embedding_layout);
   wanted.params.group_size = group_size_of(layout::get(wanted.layout), options.group_size);
   wanted.pure = options.pure;
+  if (wanted.pure && wanted.match_source) throw Error("--pure: --layout {} is a mix", kMatchSource);
   wanted.strict = options.strict;
 
   const auto start = std::chrono::steady_clock::now();
@@ -123,8 +127,12 @@ Action add_quantize(CLI::App& program) {
   command->add_option("-o,--out", options->out, "the file to write; it appears when it is complete")
       ->required()
       ->type_name("FILE");
-  command->add_option("--layout", options->layout, fmt::format("one of {}", layout::known_names()))
-      ->check(layout_name())
+  command
+      ->add_option("--layout", options->layout,
+                   fmt::format("one of {}; or {}: each matrix in the zigzag layout that has its bits (q4_K: zz4_k, "
+                               "q6_K: zz6_k, and so on), embedding table and head as they are",
+                               layout::known_names(), kMatchSource))
+      ->check([](const std::string& text) { return text == kMatchSource ? std::string() : layout_name()(text); })
       ->capture_default_str()
       ->type_name("NAME");
   command

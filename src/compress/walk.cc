@@ -120,7 +120,7 @@ double relative_loss(const at::Tensor& W, const at::Tensor& theta, const at::Ten
 /// What every method starts from: weights of the least magnitude dropped, the rest rounded to nearest.
 at::Tensor plain_solution(const solver::Problem& problem) {
   const at::Tensor keep = solver::keep_mask(problem.W.abs(), problem.pattern);
-  const at::Tensor pruned = solver::masked(problem.W, keep);
+  at::Tensor pruned = solver::masked(problem.W, keep);
   if (problem.grid.bits == 0) return pruned;
   const solver::Affine affine = solver::fit_grid(pruned, problem.grid);
   return solver::masked(solver::decode(solver::round_to_grid(pruned, problem.grid, affine), problem.grid), keep);

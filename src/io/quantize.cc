@@ -25,11 +25,29 @@ constexpr int64_t kStripCols = 512;                // of a task, a multiple of e
 constexpr float kLargestHalf = 65504;
 constexpr double kHeadBits = 6.5;  // a head below q6_K costs more quality than it saves
 
+layout::Id matching_zigzag(const Tensor& tensor) {
+  if (tensor.layout->zigzag) return tensor.layout->id;
+  const layout::Layout* best = nullptr;
+  for (const layout::Layout& layout : layout::all())
+    if (layout.zigzag && layout.bits_per_weight() >= tensor.layout->bits_per_weight() &&
+        (best == nullptr || layout.bits_per_weight() < best->bits_per_weight()))
+      best = &layout;
+  if (best == nullptr || tensor.layout->family != layout::Family::rows)
+    throw Error("{}: is stored as {}, which no zigzag layout matches; name a layout instead, zz4_k or another of {}",
+                tensor.name, tensor.layout->name, layout::known_names());
+  return best->id;
+}
+
 layout::Id wanted_layout(const Checkpoint& source, const Tensor& tensor, const QuantizeOptions& options) {
   if (!is_matrix(tensor)) return layout::Id::f32;
   if (tensor.name == "position_embd.weight") return tensor.layout->id;
   const bool embedding = tensor.name == "token_embd.weight";
   const bool head = tensor.name == "output.weight" || (embedding && !source.find("output.weight"));
+  if (options.match_source) {  // `pure` is of no meaning then
+    if (embedding && options.embedding_layout) return *options.embedding_layout;
+    if (head && options.head_layout) return *options.head_layout;
+    return embedding || head || tensor.dims.size() != 2 ? tensor.layout->id : matching_zigzag(tensor);
+  }
   const layout::Id id = layout::row_layout(layout::get(options.layout)).id;
   if (!embedding && !head) return tensor.dims.size() == 2 ? options.layout : id;
   if (options.pure) return id;

@@ -13,7 +13,9 @@
 // been asked for, so that the two files differ in nothing else; also with `pure`. Into gq and bm weights are rounded to
 // nearest (layout::round_to_grid). bm and nm24_q4 drop what is 0 in the source, a model that was pruned; they drop
 // nothing else. That is llama.cpp's rule for the head; its Q4_K_M and Q4_K_S mixes also give some attn_v and ffn_down
-// more bits, which this does not. Rows that do not fit a layout's blocks fall back (layout/fallback.h); the report
+// more bits, which this does not. With `match_source` a file's own mix is kept instead: every matrix that a token is
+// multiplied with gets the zigzag layout of its own K-quant (else the smallest one with no fewer bits), embedding and
+// head stay as they are. Rows that do not fit a layout's blocks fall back (layout/fallback.h); the report
 // names them.
 #pragma once
 
@@ -35,6 +37,7 @@ struct QuantizeOptions {
   std::map<std::string, layout::Params> tensor_params = {};           // of these tensors, in place of `params`
   std::optional<layout::Id> head_layout = {}, embedding_layout = {};  // row layouts
   bool pure = false;                                                  // every matrix in `layout`
+  bool match_source = false;                                          // zigzag, each in its own bits; not `layout`
   bool strict = false;                                                // a tensor that would fall back is an Error
   bool progress = true;
 };

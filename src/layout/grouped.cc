@@ -73,9 +73,10 @@ void check_codes(int bits, std::span<const uint8_t> code, std::span<const uint8_
 /// Codes of a gq row: a dropped weight gets its group's zero.
 void fill_dropped(int bits, int64_t g, std::span<const float> zero, std::span<const uint8_t> keep,
                   std::span<uint8_t> code) {
-  for (size_t k = 0; k < code.size(); ++k) {
+  for (size_t k = 0, group = 0, next = size_t(g); k < code.size(); ++k) {
+    if (k == next) ++group, next += size_t(g);
     if (keep[k] != 0) continue;
-    const float z = zero[k / size_t(g)];
+    const float z = zero[group];
     if (!(z >= 0 && z <= float((1 << bits) - 1) && z == std::floor(z)))
       throw Error("input {} is dropped, but its group's zero {} is none of the codes 0 to {}; store it in a bm layout",
                   k, z, (1 << bits) - 1);

@@ -27,7 +27,7 @@ at::Tensor obs_sweep(at::Tensor Wt, const at::Tensor& U, int64_t block, std::spa
                      Project&& project) {
   const int64_t K = Wt.size(0);
   const at::Tensor share = U / U.diagonal().unsqueeze(1);  // [k, j]: of column k's error, what column j takes
-  const at::Tensor Q = at::empty_like(Wt);
+  at::Tensor Q = at::empty_like(Wt);
   for (int64_t first = 0; first < K;) {
     const int64_t end = block_end(first, K, block, units);
     const at::Tensor errors = at::empty({end - first, Wt.size(1)}, Wt.options());

@@ -238,6 +238,34 @@ TEST(QuantizeZigzag, EveryLayoutIsListedAndRuns) {
   }
 }
 
+// llama.cpp's _M mixes hold some matrices in more bits than others: --layout zigzag keeps that.
+TEST(QuantizeZigzag, AMixKeepsItsBits) {
+  const TempDir dir;
+  const std::string source = fixture("gguf_models/llama_mha.gguf"), mixed = dir.file("mixed.gguf");
+  output_of(
+      {"quantize", source, "-o", mixed, "--layout", "q5_1", "--head-layout", "q8_0", "--embedding-layout", "f16"});
+  const auto expected = json_of({"inspect", mixed})["tensors"];
+  const std::string out = dir.file("out.gguf");
+  output_of({"quantize", mixed, "-o", out, "--layout", "zigzag"});
+  const auto found = json_of({"inspect", out})["tensors"];
+  ASSERT_EQ(found.size(), expected.size());
+  int zigzag = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const bool matrix = expected[i]["layout"] == "q5_1";
+    EXPECT_EQ(found[i]["layout"], matrix ? nlohmann::json("zz6_k") : expected[i]["layout"]) << found[i]["name"];
+    zigzag += matrix;
+  }
+  EXPECT_EQ(zigzag, 14);
+  EXPECT_EQ(greedy(out).size(), 8u);
+  output_of({"quantize", out, "-o", dir.file("again.gguf"), "--layout", "zigzag"});
+  EXPECT_EQ(read_file(dir.file("again.gguf")), read_file(out)) << "what is zigzag already stays as it is";
+
+  const std::string none = dir.file("none.gguf");
+  expect_error({"quantize", source, "-o", none, "--layout", "zigzag"}, "no zigzag layout matches");
+  expect_error({"quantize", mixed, "-o", none, "--layout", "zigzag", "--pure"}, "mix");
+  EXPECT_FALSE(std::filesystem::exists(none));
+}
+
 TEST(QuantizeZigzag, SaysWhatItRefusesAndWhatWasQuantized) {
   const TempDir dir;
   const std::string source = fixture("gguf_models/llama_mha.gguf"), out = dir.file("out.gguf");

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <httplib.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -207,6 +208,7 @@ void with_retries(const HttpOptions& options, const std::string& url, Attempt&& 
         throw Error("{}: {}{}; check the network and try again{}", url, failure.what,
                     failures > 1 ? fmt::format(", {} times", failures) : "",
                     position() > 0 ? " (what has come is kept)" : "");
+      spdlog::warn("{}: {}; trying again ({} of {})", url, failure.what, failures, options.retries);
       std::this_thread::sleep_for(
           std::chrono::duration<double>(std::min(kLongestWait, std::max(wait, failure.wait_s))));
       wait *= 2;

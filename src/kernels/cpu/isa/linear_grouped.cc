@@ -153,7 +153,10 @@ struct Dense {
       for (int line = 0; line < 64 * kBits; line += 64) __builtin_prefetch(block_ + kPrefetch + line);
     }
     __attribute__((always_inline)) U32x16 load(int j) {
-      return load_codes < kBits == 3 ? 2 : kBits, kBits == 3 ? 1 : 0 > (block_, j);
+      if constexpr (kBits == 3)
+        return load_codes<2, 1>(block_, j);
+      else
+        return load_codes<kBits, 0>(block_, j);
     }
     __attribute__((always_inline)) I32x16 start(const int32_t*) const { return splat(int32_t{0}); }
     F32x16 scale, min;
