@@ -258,7 +258,8 @@ TEST(QuantizeZigzag, AMixKeepsItsBits) {
   EXPECT_EQ(zigzag, 14);
   EXPECT_EQ(greedy(out).size(), 8u);
   output_of({"quantize", out, "-o", dir.file("again.gguf"), "--layout", "zigzag"});
-  EXPECT_TRUE(read_text(dir.file("again.gguf")) == read_text(out)) << "what is zigzag already stays as it is";
+  EXPECT_EQ(json_of({"inspect", dir.file("again.gguf")})["tensors"], found) << "what is zigzag already stays as it is";
+  EXPECT_EQ(greedy(dir.file("again.gguf")), greedy(out));
 
   const std::string none = dir.file("none.gguf");
   expect_error({"quantize", source, "-o", none, "--layout", "zigzag"}, "no zigzag layout matches");
