@@ -131,13 +131,13 @@ struct Bench {
     const cuda::Collect collect{0.6745f, nullptr, list.as<int32_t>(), count.as<int32_t>()};
     cuda::NormArgs norm;
     norm.x = x.as<float>(), norm.add = add.as<float>(), norm.weight = w.as<float>(), norm.y = y.as<float>();
-    norm.K = K, norm.eps = 1e-5f, norm.zero = {zeros.as<float>(), 12288};
+    norm.K = K, norm.eps = 1e-5f, norm.preset = {zeros.as<float>(), 12288};
     print("add, rms_norm, zeros", time_us(kLaunches, [&](int) { cuda::launch_norm(device, stream, norm); }));
     norm.collect = collect;
     print("add, rms_norm, zeros, list", time_us(kLaunches, [&](int) { cuda::launch_norm(device, stream, norm); }));
     cuda::GateArgs args;
     args.x = gate.as<float>(), args.up = up.as<float>(), args.out = out.as<float>(), args.count = ff;
-    args.zero = {zeros.as<float>(), 4096};
+    args.preset = {zeros.as<float>(), 4096};
     print("swiglu", time_us(kLaunches, [&](int) { cuda::launch_gate(device, stream, args); }));
     args.collect = collect;
     print("swiglu, list", time_us(kLaunches, [&](int) { cuda::launch_gate(device, stream, args); }));
@@ -174,7 +174,7 @@ struct Bench {
       for (int64_t layer = 0; layer < layers; ++layer) {
         norm.add = layer > 0 ? y.as<float>() : nullptr;
         norm.collect = collect;
-        norm.zero = {qkv.as<float>(), 3 * K};
+        norm.preset = {qkv.as<float>(), 3 * K};
         cuda::launch_norm(device, stream, norm);
         cuda::AttentionArgs a;
         a.heads.q = qkv.as<float>(), a.heads.k = qkv.as<float>() + K, a.heads.v = qkv.as<float>() + 2 * K;
@@ -184,16 +184,16 @@ struct Bench {
                          reinterpret_cast<f16*>(values.data() + layer * cache), capacity};
         a.heads.position = position.as<int32_t>();
         a.with_heads = true, a.scale = 0.088f, a.out = attended.as<float>(), a.collect = collect;
-        a.workspace = workspace.data(), a.zero = {y.as<float>(), K};
+        a.workspace = workspace.data(), a.preset = {y.as<float>(), K};
         cuda::launch_attention(device, stream, a);
-        norm.add = y.as<float>(), norm.zero = {up.as<float>(), 2 * ff};
+        norm.add = y.as<float>(), norm.preset = {up.as<float>(), 2 * ff};
         cuda::launch_norm(device, stream, norm);
         cuda::GateArgs gate;
         gate.x = up.as<float>(), gate.up = up.as<float>() + ff, gate.out = up.as<float>(), gate.count = ff;
-        gate.collect = collect, gate.zero = {y.as<float>(), K};
+        gate.collect = collect, gate.preset = {y.as<float>(), K};
         cuda::launch_gate(device, stream, gate);
       }
-      norm.collect = {}, norm.zero = {};
+      norm.collect = {}, norm.preset = {};
       cuda::launch_norm(device, stream, norm);
       const std::vector<cuda::RowsPart> parts = {{{&head, output.data(), n_vocab, K}, nullptr, logits.as<float>()}};
       cuda::launch_rows(device, stream, {parts, h.as<float>()});

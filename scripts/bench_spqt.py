@@ -78,8 +78,11 @@ def main() -> int:
     parser.add_argument("--lacuna", default=str(ROOT / "build/release/lacuna"))
     parser.add_argument("--shape", action="append", default=[], help="a shape for the linear layers, e.g. llama-3.2-1b; may be repeated")
     parser.add_argument("--dense", type=Path, help="the model in a dense layout, a GGUF file")
-    parser.add_argument("--zigzag", help="the same model made by `lacuna quantize --layout zz4_k`")
-    parser.add_argument("--thresholds", help="its thresholds, made by `lacuna calibrate`")
+    parser.add_argument("--zigzag", action="append", default=[], metavar="FILE",
+                        help="the same model made by `lacuna quantize` in a zigzag layout; may be repeated")
+    parser.add_argument("--thresholds", help="their thresholds, made by `lacuna calibrate`")
+    parser.add_argument("--act-mode", default="layered", help="which of the thresholds (default: layered)")
+    parser.add_argument("--criterion", default="magnitude", help="magnitude (the default) or wina")
     parser.add_argument("--decode-shape", action="append", default=[], metavar="SHAPE",
                         help="decode random weights of a shape too, e.g. llama-2-7b; may be repeated")
     parser.add_argument("--models", type=Path, default=Path(os.environ.get("LACUNA_MODELS", Path.home() / ".cache/lacuna/models")),
@@ -141,10 +144,13 @@ def main() -> int:
         if not a.zigzag or not a.thresholds:
             parser.error("--dense needs --zigzag and --thresholds")
         def decode(model: str, level: int):
-            extra = ["--act-sparsity", str(level), "--thresholds", a.thresholds] if level else ["--dense"]
-            return lambda: lacuna_row(a.lacuna, [model, *decoding, *extra], "decode")
-        rows = [("lacuna dense", decode(str(a.dense), 0)), ("zz4_k dense", decode(a.zigzag, 0))]
-        rows += [(f"zz4_k {level}%", decode(a.zigzag, level)) for level in levels]
+            extra = ["--act-sparsity", str(level), "--thresholds", a.thresholds, "--act-mode", a.act_mode, "--criterion", a.criterion]
+            return lambda: lacuna_row(a.lacuna, [model, *decoding, *(extra if level else ["--dense"])], "decode")
+        rows = [("lacuna dense", decode(str(a.dense), 0))]
+        for file in a.zigzag:
+            name = Path(file).stem.removeprefix(a.dense.stem).strip("-")
+            rows.append((f"{name} dense", decode(file, 0)))
+            rows += [(f"{name} {level}%", decode(file, level)) for level in levels]
         rows += peer_rows(a.dense)
         baseline = rows[-1][0] if a.llama or a.ik else "lacuna dense"
         sections.append((f"decoding, {a.dense.name}", baseline, rows))

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Times `lacuna bench --device cuda --what linear` for several shapes and sparsities, and PyTorch's int4 kernel (torch._weight_int4pack_mm, groups of
-128) on the same layers of the same device in the same run: a CUDA graph of one token, every layer's weights in memory of their own, results checked
-first. Prints a table; --out keeps {command, commit, date, device, driver, rows}."""
+"""Times `lacuna bench --device cuda` for several shapes and sparsities.
+--what linear: beside PyTorch's int4 kernel (torch._weight_int4pack_mm, groups of 128) on the same layers of the same device in the same run: a CUDA
+graph of one token, every layer's weights in memory of their own, results checked first. --what decode: whole tokens, beside llama.cpp's llama-bench
+(a CUDA build, --llama-bench) on the same shape in q4_K with the same q6_K head, with flash attention, in alternating rounds.
+Prints a table; --out keeps {command, commit, date, device, driver, rows}."""
 import argparse
 import datetime
 import json
@@ -10,12 +12,14 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 
 # layers, then N x K of the groups of one layer: q+k+v, o, gate+up, down.
 SHAPES = {
     "llama-2-7b": (32, [(12288, 4096), (4096, 4096), (22016, 4096), (4096, 11008)]),
     "llama-3-8b": (32, [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]),
     "llama-2-13b": (40, [(15360, 5120), (5120, 5120), (27648, 5120), (5120, 13824)]),
+    "llama-3.2-1b": (16, [(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192)]),
     "llama-2-70b": (40, [(10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)]),  # 40 of its 80 layers
 }
 GROUP = 128
@@ -30,6 +34,61 @@ def lacuna_rows(program: str, shape: str, sparsity: float, runs: int) -> list[di
     if done.returncode != 0:
         sys.exit(f"error: {shlex.join(command)}: {done.stderr.strip()}")
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def decode_rows(program: str, shape: str, sparsity: float, runs: int, depths: str, tokens: int) -> list[dict]:
+    command = [program, "bench", "--synthetic", shape, "--device", "cuda", "--what", "decode", "--layout", "zz4_k", "--json", "--runs", str(runs),
+               "--context", depths, "--gen", str(tokens)]
+    if sparsity:
+        command += ["--act-sparsity", f"{sparsity:g}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"error: {shlex.join(command)}: {done.stderr.strip()}")
+    return [dict(json.loads(line), asked_sparsity=sparsity / 100) for line in done.stdout.splitlines()]
+
+
+def llama_rows(program: str, model: pathlib.Path, shape: str, runs: int, depths: str, tokens: int) -> list[dict]:
+    command = [program, "-m", str(model), "-ngl", "99", "-p", "0", "-n", str(tokens), "-d", depths, "-fa", "1", "-r", str(runs), "-o", "jsonl"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"error: {shlex.join(command)}: {done.stderr.strip()}")
+    rows = []
+    for line in done.stdout.splitlines():
+        found = json.loads(line)
+        times = [ns / 1e6 / tokens for ns in found["samples_ns"]]
+        rows.append({"bench": "decode", "what": f"{tokens} tokens at depth {found['n_depth']}", "shape": shape, "layout": "q4_K+q6_K, llama.cpp",
+                     "act_sparsity": 0.0, "asked_sparsity": 0.0, "device": "cuda", "median_ms": statistics.median(times), "min_ms": min(times),
+                     "max_ms": max(times), "runs": runs, "bytes": found["model_size"], "gpu": found["gpu_info"], "flash_attention": True})
+    return rows
+
+
+def decoding(args) -> list[dict]:
+    """Every sparsity and llama.cpp once a round."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for shape in args.shape or ["llama-2-7b", "llama-3.2-1b"]:
+            model = pathlib.Path(folder) / f"{shape}-q4_K.gguf"
+            if args.llama_bench:
+                done = subprocess.run([args.lacuna, "synth", shape, "--layout", "q4_K", "-o", str(model)], capture_output=True, text=True)
+                if done.returncode != 0:
+                    sys.exit(f"error: lacuna synth: {done.stderr.strip()}")
+            for round_number in range(args.rounds):
+                mine = []
+                for sparsity in args.sparsity.split(","):
+                    mine += decode_rows(args.lacuna, shape, float(sparsity), args.runs, args.depths, args.tokens)
+                peers = llama_rows(args.llama_bench, model, shape, args.runs, args.depths, args.tokens) if args.llama_bench else []
+                by_what = {row["what"]: row for row in peers}
+                for row in mine + peers:
+                    row["round"] = round_number
+                    peer = by_what.get(row["what"].removesuffix(", logits on the host"))
+                    if peer:
+                        row["speedup_over_llama_cpp"] = round(peer["median_ms"] / row["median_ms"], 3)
+                    ratio = f"{row['speedup_over_llama_cpp']:.2f}x" if peer else ""
+                    print(f"{shape:<12} {100 * row['act_sparsity']:4.0f}%  {row['layout']:<22} {row['what']:<48} {row['median_ms']:8.4f} ms "
+                          f"({row['min_ms']:.4f} to {row['max_ms']:.4f}) {ratio:>6}", flush=True)
+                rows += mine + peers
+            model.unlink(missing_ok=True)
+    return rows
 
 
 def torch_row(shape: str, runs: int) -> dict | None:
@@ -90,14 +149,21 @@ def torch_row(shape: str, runs: int) -> dict | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lacuna", required=True, help="the program, built with the CUDA backend")
-    parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="default: all four")
+    parser.add_argument("--what", choices=["linear", "decode"], default="linear")
+    parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="default: 7B, 8B, 13B and 70B; of decode 7B and 1B")
     parser.add_argument("--sparsity", default="0,25,40,50,65", help="percentages, separated by commas")
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--commit", help="what the program was built from; default: git's HEAD")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file, such as docs/results/spqt-cuda-linear.json")
+    parser.add_argument("--llama-bench", metavar="PROGRAM", help="of decode: llama-bench of a CUDA build of llama.cpp")
+    parser.add_argument("--depths", default="10,1024,3840", help="of decode: tokens in the cache, separated by commas")
+    parser.add_argument("--tokens", type=int, default=64, help="of decode: tokens in a run")
+    parser.add_argument("--rounds", type=int, default=3, help="of decode")
     args = parser.parse_args()
+    if args.what == "decode":
+        return finish(args, decoding(args))
     rows = []
-    for shape in args.shape or list(SHAPES):
+    for shape in args.shape or [shape for shape in SHAPES if shape != "llama-3.2-1b"]:
         peer = torch_row(shape, args.runs)
         if peer:
             rows.append(peer)
@@ -110,11 +176,18 @@ def main() -> int:
             ceiling = f"{100 * row['gb_s'] / row['ceiling_gb_s']:.0f}%" if "ceiling_gb_s" in row else ""
             print(f"{shape:<12} {100 * row['act_sparsity']:4.0f}%  {row['what']:<44} {row['median_ms']:8.4f} ms ({row['min_ms']:.4f} to {row['max_ms']:.4f})  "
                   f"{row['gb_s']:7.1f} GB/s {ceiling:>4} {ratio:>6}", flush=True)
+    return finish(args, rows)
+
+
+def finish(args, rows: list[dict]) -> int:
     if args.out:
         commit = args.commit or subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
         query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True, capture_output=True, text=True)
         device, driver = (part.strip() for part in query.stdout.splitlines()[0].split(","))
         command = ["scripts/gpu_bench.sh", *(f"--shape={shape}" for shape in args.shape or []), f"--sparsity={args.sparsity}", f"--runs={args.runs}"]
+        if args.what == "decode":
+            command += ["--what=decode", f"--depths={args.depths}", f"--tokens={args.tokens}", f"--rounds={args.rounds}",
+                        *(["--llama-bench=llama-bench"] if args.llama_bench else [])]
         out = {"command": shlex.join(command), "commit": commit, "date": datetime.date.today().isoformat(), "device": device, "driver": driver,
                "rows": rows}
         args.out.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")

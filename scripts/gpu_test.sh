@@ -6,11 +6,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 usage() {
   cat <<'TXT'
 usage: scripts/gpu_test.sh [--tests PROGRAM] [--sanitize]
-  --tests PROGRAM   run this kernels_test instead of building one
+  --tests PROGRAM   run this kernels_test, and model_test and eval_test beside it, instead of building them
   --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), about a minute
 TXT
 }
-tests="" models="" sanitize=0
+tests="" sanitize=0
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit 0 ;;
@@ -21,9 +21,10 @@ while [ $# -gt 0 ]; do
   shift
 done
 if [ -z "$tests" ]; then
-  scripts/build.sh --cuda kernels_test model_test
-  tests=build/release/kernels_test models=build/release/model_test
+  scripts/build.sh --cuda kernels_test model_test eval_test
+  tests=build/release/kernels_test
 fi
+folder=$(dirname "$tests")
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -41,9 +42,13 @@ run() {
 }
 
 run "GPU tests" "$tests" '--gtest_filter=*Cuda*'
-if [ -n "$models" ]; then run "GPU tests of the decoder" "$models" '--gtest_filter=CudaDecoder*'; fi
+run "GPU tests of the decoder" "$folder/model_test" '--gtest_filter=CudaDecoder*'
+# Real models: those that are here. (eval_test says which were.)
+"$folder/eval_test" '--gtest_filter=*CudaModels*'
 if [ "$sanitize" -eq 1 ]; then
   run memcheck compute-sanitizer --error-exitcode 1 --tool memcheck "$tests" \
-    '--gtest_filter=CudaGemv.EveryActiveCount:CudaGemv.Large*:CudaGemv.NonFinite*:CudaGemv.Equal*:CudaCollectActive.*'
+    '--gtest_filter=CudaGemv.EveryActiveCount:CudaGemv.Large*:CudaGemv.NonFinite*:CudaGemv.Equal*:CudaGemv.Norms*:CudaGemv.TakesTheGate*:CudaCollectActive.*'
   run racecheck compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" '--gtest_filter=CudaGemv.Large*:CudaGemv.Equal*:CudaCollectActive.Nine*'
+  run "memcheck of the decoder" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/model_test" '--gtest_filter=CudaDecoder*'
+  run "racecheck of the decoder" compute-sanitizer --error-exitcode 1 --tool racecheck "$folder/model_test" '--gtest_filter=CudaDecoder*'
 fi

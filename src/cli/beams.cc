@@ -25,7 +25,7 @@ std::string text_of(const LoadedModel& model, std::span<const int32_t> ids) {
 
 BeamRun search_beams(const LoadedModel& model, int64_t capacity, kernels::KvType kv, int64_t beams,
                      std::span<const int32_t> prompt, const GenerateOptions& options) {
-  check_prompt(model, prompt, capacity);
+  check_prompt(model.decoder->config(), prompt, capacity);
   model::BeamOptions wanted;
   wanted.beams = beams;
   wanted.max_tokens = options.max_tokens < 0 ? std::numeric_limits<int64_t>::max() : options.max_tokens;

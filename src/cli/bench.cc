@@ -36,13 +36,13 @@ struct Options : Common {
   WeightFlags weights;
   bool explain = false;
   int runs = 10;
-  int64_t prompt = 512, gen = 128, context = 0, tokens = 1, n_layers = 0;
+  int64_t prompt = 512, gen = 128, tokens = 1, n_layers = 0;
+  std::vector<int64_t> contexts = {0};
   uint64_t seed = 0;
   bool spqt = false;
   std::vector<std::string> parts;
   std::string svg;
-  int gpu = 0;
-  double gpu_memory = 0;
+  GpuFlags gpu;
 };
 
 /// A file with random weights.
@@ -195,22 +195,41 @@ int report_spqt(const Options& options) {
   return run_spqt(request);
 }
 
-int bench(const Options& options) {
-  if (options.device == "cuda")
-    return run_cuda_bench({.common = options,
-                           .model = options.model,
+/// A folder's or file's own name.
+std::string name_of_model(const std::string& path) {
+  return std::filesystem::path(path).lexically_normal().filename().string();
+}
+
+int bench_on_cuda(const Options& options) {
+  CudaBenchRequest request{.common = options,
+                           .path = options.model,
                            .synthetic = options.synthetic,
+                           .shape = options.synthetic.empty() ? name_of_model(options.model) : options.synthetic,
                            .layout = options.layout,
                            .what = options.what,
-                           .act_sparsity = options.sparsity.act_sparsity,
+                           .sparsity = options.sparsity,
                            .runs = options.runs,
                            .tokens = options.tokens,
                            .n_layers = options.n_layers,
+                           .gen = options.gen,
+                           .contexts = options.contexts,
                            .seed = options.seed,
                            .deterministic = options.profile.deterministic,
                            .explain = options.explain,
-                           .device = options.gpu,
-                           .memory_gib = options.gpu_memory});
+                           .gpu = options.gpu};
+  check_cuda_bench(request);
+  std::unique_ptr<ScratchFile> synthetic;
+  if (!options.synthetic.empty() && asked(options, "decode")) {
+    const cuda::Device there(options.gpu.options());  // an error comes before the work
+    ThreadPool pool(options.threads);
+    synthetic = synthetic_file(options, pool);
+    request.path = synthetic->path();
+  }
+  return run_cuda_bench(request);
+}
+
+int bench(const Options& options) {
+  if (options.device == "cuda") return bench_on_cuda(options);
   check_common(options);
   if (options.sparsity.sparse() && (asked(options, "prefill") || options.tokens > 1))
     throw Error("--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear");
@@ -222,8 +241,7 @@ int bench(const Options& options) {
     synthetic = synthetic_file(options, pool);
   }
   const std::string path = synthetic ? synthetic->path() : options.model;
-  const std::string shape =
-      synthetic ? options.synthetic : std::filesystem::path(path).lexically_normal().filename().string();
+  const std::string shape = synthetic ? options.synthetic : name_of_model(path);
   if (options.sparsity.sparse()) check_can_skip(io::Checkpoint::open(path));
   const MachinePlans plans = load_plans(options.profile, options.threads);
   const eval::BenchOptions wanted{
@@ -243,8 +261,9 @@ int bench(const Options& options) {
     if (asked(options, "prefill"))
       report.add(eval::bench_prefill(*model.decoder, model.checkpoint, options.prompt, kv, wanted), model.load_s);
     if (asked(options, "decode"))
-      report.add(eval::bench_decode(*model.decoder, model.checkpoint, options.gen, options.context, kv, wanted),
-                 model.load_s);
+      for (const int64_t context : options.contexts)
+        report.add(eval::bench_decode(*model.decoder, model.checkpoint, options.gen, context, kv, wanted),
+                   model.load_s);
     if (!options.json)
       print(fmt::format("load {:.2f} s, prepared copies {}, peak memory {}\n", model.load_s,
                         human_bytes(model.decoder->prepared_bytes()), human_bytes(peak_memory_bytes())));
@@ -299,8 +318,10 @@ Action add_bench(CLI::App& program) {
                          ->capture_default_str()
                          ->type_name("N");
   command
-      ->add_option("--context", options->context,
-                   "tokens already in the cache when decoding begins; 10 is how SpQt's paper measures")
+      ->add_option("--context", options->contexts,
+                   "tokens already in the cache when decoding begins; 10 is how SpQt's paper measures; several, "
+                   "separated by commas: one after the other")
+      ->delimiter(',')
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
       ->capture_default_str()
       ->type_name("C");
@@ -373,18 +394,7 @@ Action add_bench(CLI::App& program) {
       ->needs(synthetic)
       ->type_name("DIR")
       ->group("Random weights");
-  command->add_option("--gpu", options->gpu, "number of the CUDA device")
-      ->check(CLI::Range(0, 1023))
-      ->capture_default_str()
-      ->type_name("N")
-      ->group("CUDA");
-  command
-      ->add_option("--gpu-memory", options->gpu_memory,
-                   "use at most so many GiB of the device's memory, as a smaller card would; 0: all that is free")
-      ->check(number_in(0, 1e6))
-      ->capture_default_str()
-      ->type_name("GIB")
-      ->group("CUDA");
+  add_gpu(*command, options->gpu);
   add_common(*command, *options);
   return [options, model, synthetic, runs, gen] {
     if (options->spqt) {

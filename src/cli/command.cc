@@ -44,7 +44,22 @@ void add_common(CLI::App& command, Common& common) {
 
 void check_common(const Common& common) {
   if (common.device == "cuda")
-    throw Error("--device cuda runs `bench --synthetic SHAPE --what linear` only so far; use --device cpu");
+    throw Error("--device cuda is for `run`, `perplexity` and `bench` so far; leave it out here");
+}
+
+void add_gpu(CLI::App& command, GpuFlags& flags) {
+  command.add_option("--gpu", flags.index, "number of the CUDA device")
+      ->check(CLI::Range(0, 1023))
+      ->capture_default_str()
+      ->type_name("N")
+      ->group("CUDA");
+  command
+      .add_option("--gpu-memory", flags.memory_gib,
+                  "use at most so many GiB of the device's memory, as a smaller card would; 0: all that is free")
+      ->check(number_in(0, 1e6))
+      ->capture_default_str()
+      ->type_name("GIB")
+      ->group("CUDA");
 }
 
 void print(std::string_view text) {
@@ -185,15 +200,29 @@ Tokenizer make_tokenizer(const io::Checkpoint& checkpoint) {
   return naming_file(checkpoint.path(), [&] { return Tokenizer(vocabulary); });
 }
 
-LoadedModel load_model(const std::string& path, const Common& common, const model::LoadOptions& options) {
+LoadedModel open_model(const std::string& path, const Common& common) {
   const auto start = std::chrono::steady_clock::now();
   auto pool = std::make_unique<ThreadPool>(common.threads);
-  LoadedModel model{io::Checkpoint::open(path), std::nullopt, std::move(pool), nullptr, 0};
+  LoadedModel model{io::Checkpoint::open(path), std::nullopt, std::move(pool), nullptr, nullptr, nullptr, 0};
   if (model.checkpoint.vocabulary().model != Vocabulary::Model::none)
     model.tokenizer.emplace(make_tokenizer(model.checkpoint));
-  model.decoder = model::Decoder::load(model.checkpoint, *model.pool, options);
   model.load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return model;
+}
+
+LoadedModel load_model(const std::string& path, const Common& common, const model::LoadOptions& options) {
+  LoadedModel model = open_model(path, common);
+  const auto start = std::chrono::steady_clock::now();
+  model.decoder = model::Decoder::load(model.checkpoint, *model.pool, options);
+  model.load_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return model;
+}
+
+void load_cuda_decoder(LoadedModel& model, const GpuFlags& flags, const model::CudaDecoderOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  model.gpu = std::make_unique<cuda::Device>(flags.options());
+  model.cuda = model::CudaDecoder::load(model.checkpoint, *model.pool, *model.gpu, options);
+  model.load_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace lacuna::cli

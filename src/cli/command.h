@@ -15,7 +15,9 @@
 
 #include "core/thread_pool.h"
 #include "io/checkpoint.h"
+#include "kernels/cuda/device.h"
 #include "kernels/ops.h"
+#include "model/cuda_decoder.h"
 #include "model/decoder.h"
 #include "tokenizer/tokenizer.h"
 
@@ -28,6 +30,13 @@ struct Common {
   int threads = usable_cores();
   std::string device = "cpu";
   bool json = false;
+};
+
+/// Flags of the subcommands that run on CUDA devices.
+struct GpuFlags {
+  int index = 0;
+  double memory_gib = 0;  // 0: all that is free
+  cuda::DeviceOptions options() const { return {index, int64_t(memory_gib * double(int64_t{1} << 30))}; }
 };
 
 /// What a subcommand does once its flags are read; returns the exit code, throws Error.
@@ -46,6 +55,7 @@ Action add_tune(CLI::App& program);
 Action add_pull(CLI::App& program);
 
 void add_common(CLI::App& command, Common& common);
+void add_gpu(CLI::App& command, GpuFlags& flags);
 /// Throws Error for a device that the command does not run on.
 void check_common(const Common& common);
 
@@ -95,12 +105,17 @@ struct LoadedModel {
   io::Checkpoint checkpoint;
   std::optional<Tokenizer> tokenizer;
   std::unique_ptr<ThreadPool> pool;
-  std::unique_ptr<model::Decoder> decoder;
+  std::unique_ptr<model::Decoder> decoder;  // on the CPU, or
+  std::unique_ptr<cuda::Device> gpu;
+  std::unique_ptr<model::CudaDecoder> cuda;  // on that device
   double load_s = 0;
 
   /// Throws Error when the files have no tokenizer.
   const Tokenizer& need_tokenizer() const;
 };
 LoadedModel load_model(const std::string& path, const Common& common, const model::LoadOptions& options = {});
+/// The same without a decoder, and one on a CUDA device for it.
+LoadedModel open_model(const std::string& path, const Common& common);
+void load_cuda_decoder(LoadedModel& model, const GpuFlags& flags, const model::CudaDecoderOptions& options);
 
 }  // namespace lacuna::cli

@@ -2,33 +2,41 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "cli/scratch.h"
 #include "core/error.h"
 #include "core/say.h"
+#include "eval/cuda_decode.h"
 #include "eval/cuda_linear.h"
 #include "model/shapes.h"
 
 namespace lacuna::cli {
 namespace {
 
+bool asked(const CudaBenchRequest& request, const char* name) {
+  return std::find(request.what.begin(), request.what.end(), name) != request.what.end();
+}
+
 void print_table(const CudaBenchRequest& request, const eval::CudaLinearResult& result) {
-  print(fmt::format("{}, {}, driver for CUDA {}, device memory reads {:.1f} GB/s\n", request.synthetic,
-                    result.device.name, result.device.driver, result.ceiling_gb_s));
-  print(fmt::format("{:<8} {:<28} {:<8} {:>10} {:>19} {:>9} {:>6} {:>10} {:>9}\n", "bench", "what", "layout",
+  print(fmt::format("{}, {}, driver for CUDA {}, device memory reads {:.1f} GB/s\n", request.shape, result.device.name,
+                    result.device.driver, result.ceiling_gb_s));
+  print(fmt::format("{:<8} {:<28} {:<12} {:>10} {:>19} {:>9} {:>6} {:>10} {:>9}\n", "bench", "what", "layout",
                     "median ms", "min .. max ms", "GB/s", "of max", "tokens/s", "error"));
   for (const eval::BenchRow& row : result.rows)
-    print(fmt::format("{:<8} {:<28} {:<8} {:>10.4f} {:>9.4f} {:>9.4f} {:>9.1f} {:>5.0f}% {:>10.1f} {:>9.1e}\n",
+    print(fmt::format("{:<8} {:<28} {:<12} {:>10.4f} {:>9.4f} {:>9.4f} {:>9.1f} {:>5.0f}% {:>10.1f} {:>9.1e}\n",
                       row.bench, row.what, row.layout, row.median_ms, row.min_ms, row.max_ms, row.gb_s(),
                       100 * row.gb_s() / result.ceiling_gb_s, row.tok_s, row.deviation));
   if (const double share = eval::list_share(result); share > 0)
     print(fmt::format("a kernel of its own for each list takes {:.1f}% of the time\n", 100 * share));
 }
 
-void print_rows(const CudaBenchRequest& request, const eval::CudaLinearResult& result) {
+void print_rows(const CudaBenchRequest& request, const eval::CudaLinearResult& result, double load_s) {
   for (size_t i = 0; i < result.rows.size(); ++i) {
     const eval::BenchRow& row = result.rows[i];
     Json out = {{"bench", row.bench},
                 {"what", row.what},
-                {"shape", request.synthetic},
+                {"shape", request.shape},
                 {"layout", row.layout},
                 {"act_sparsity", row.act_sparsity},
                 {"device", request.common.device},
@@ -47,34 +55,78 @@ void print_rows(const CudaBenchRequest& request, const eval::CudaLinearResult& r
                 {"driver", result.device.driver},
                 {"deterministic", request.deterministic},
                 {"plans", result.plans[i]}};
+    if (load_s > 0) out["load_s"] = load_s;
     if (row.what.ends_with("list kernels")) out["list_share"] = eval::list_share(result);
     print_json(out);
   }
 }
 
-}  // namespace
-
-int run_cuda_bench(const CudaBenchRequest& request) {
-  if (request.synthetic.empty() || request.what != std::vector<std::string>{"linear"} || request.tokens != 1)
-    throw Error(
-        "--device cuda runs `bench --synthetic SHAPE --what linear` of one token so far; leave the rest to --device "
-        "cpu");
-  ThreadPool pool(request.common.threads);
-  const eval::CudaLinearResult result =
-      eval::bench_cuda_linear(model::find_shape(request.synthetic), pool,
-                              {.layout = layout_named("--layout", request.layout),
-                               .n_layers = request.n_layers,
-                               .act_sparsity = request.act_sparsity,
-                               .runs = request.runs,
-                               .seed = request.seed,
-                               .deterministic = request.deterministic,
-                               .device = {request.device, int64_t(request.memory_gib * double(int64_t{1} << 30))}});
+void report(const CudaBenchRequest& request, const eval::CudaLinearResult& result, double load_s) {
   if (request.explain)
     for (size_t i = 0; i < result.rows.size(); ++i) say("{}: {}\n", result.rows[i].what, result.plans[i]);
   if (request.common.json)
-    print_rows(request, result);
+    print_rows(request, result, load_s);
   else
     print_table(request, result);
+}
+
+/// What the flags choose; random weights get thresholds of their own unless a file has some.
+std::optional<model::Thresholds> thresholds_of(const CudaBenchRequest& request, const LoadedModel& model) {
+  const SparsityFlags& flags = request.sparsity;
+  if (!flags.sparse() || request.synthetic.empty() || !flags.thresholds.empty())
+    return select_thresholds(model.checkpoint, request.path, flags);
+  const model::ThresholdSet set = thresholds_of_random_tokens(model, {flags.act_sparsity});
+  return set.select(flags.act_sparsity, model::Mode::uniform, model::Criterion::magnitude, request.synthetic);
+}
+
+void decode(const CudaBenchRequest& request) {
+  LoadedModel model = open_model(request.path, request.common);
+  const int64_t deepest = *std::max_element(request.contexts.begin(), request.contexts.end());
+  load_cuda_decoder(model, request.gpu, {.context = deepest + request.gen});
+  // The CPU's decoder checks the other one, and finds thresholds for random weights.
+  model.decoder = model::Decoder::load(model.checkpoint, *model.pool);
+  const double deviation = eval::check_cuda_decoder(*model.cuda, *model.decoder);
+  model.cuda->set_sparsity(thresholds_of(request, model), request.sparsity.dense_prefix);
+  model.decoder.reset();
+  eval::CudaLinearResult result;
+  result.device = model.gpu->info();
+  for (const int64_t depth : request.contexts) {
+    const auto rows = eval::bench_cuda_decode(*model.cuda, model.checkpoint, deviation,
+                                              {.tokens = request.gen, .depth = depth, .runs = request.runs});
+    result.rows.insert(result.rows.end(), rows.begin(), rows.end());
+  }
+  result.plans.assign(result.rows.size(), model.cuda->explain());
+  result.ceiling_gb_s = model.cuda->measure_read_gb_s();
+  report(request, result, model.load_s);
+}
+
+}  // namespace
+
+void check_cuda_bench(const CudaBenchRequest& request) {
+  if (asked(request, "prefill"))
+    throw Error("--device cuda has no prefill yet: ask for --what linear or --what decode");
+  if (asked(request, "linear") && (request.synthetic.empty() || request.tokens != 1))
+    throw Error(
+        "--device cuda times the linear layers of one token of --synthetic SHAPE; of a model ask for --what decode");
+  if (asked(request, "decode") && request.deterministic)
+    throw Error("--deterministic: decoding on cuda adds in any order so far; it is of --what linear there");
+}
+
+int run_cuda_bench(const CudaBenchRequest& request) {
+  check_cuda_bench(request);
+  if (asked(request, "decode")) decode(request);
+  if (!asked(request, "linear")) return 0;
+  ThreadPool pool(request.common.threads);
+  report(request,
+         eval::bench_cuda_linear(model::find_shape(request.synthetic), pool,
+                                 {.layout = layout_named("--layout", request.layout),
+                                  .n_layers = request.n_layers,
+                                  .act_sparsity = request.sparsity.act_sparsity,
+                                  .runs = request.runs,
+                                  .seed = request.seed,
+                                  .deterministic = request.deterministic,
+                                  .device = request.gpu.options()}),
+         0);
   return 0;
 }
 

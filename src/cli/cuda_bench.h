@@ -6,23 +6,29 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/sparsity.h"
 
 namespace lacuna::cli {
 
 struct CudaBenchRequest {
   const Common& common;
-  std::string model, synthetic, layout;
+  std::string path;              // of decoding: the model, or a file of random weights
+  std::string synthetic, shape;  // shape: what is timed, for people
+  std::string layout;
   std::vector<std::string> what;
-  double act_sparsity = 0;
+  SparsityFlags sparsity;
   int runs = 10;
   int64_t tokens = 1, n_layers = 0;
+  int64_t gen = 128;              // tokens decoded
+  std::vector<int64_t> contexts;  // after so many
   uint64_t seed = 0;
   bool deterministic = false, explain = false;
-  int device = 0;
-  double memory_gib = 0;  // 0: all
+  GpuFlags gpu;
 };
 
-/// Prints one row of results a way of finding the active inputs. Throws Error for what the CUDA backend cannot do.
+/// Throws Error for what the CUDA backend cannot do.
+void check_cuda_bench(const CudaBenchRequest& request);
+/// Prints the rows of results: of the linear layers one a way of finding the active inputs.
 int run_cuda_bench(const CudaBenchRequest& request);
 
 }  // namespace lacuna::cli

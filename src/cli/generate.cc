@@ -61,30 +61,30 @@ InterruptGuard::~InterruptGuard() { ::sigaction(SIGINT, &g_old_action, nullptr);
 bool InterruptGuard::interrupted() { return g_interrupted != 0; }
 void InterruptGuard::clear() { g_interrupted = 0; }
 
-void check_prompt(const LoadedModel& model, std::span<const int32_t> prompt, int64_t capacity) {
+void check_prompt(const model::Config& config, std::span<const int32_t> prompt, int64_t capacity) {
   if (prompt.empty())
     throw Error("the prompt is empty and the model adds no BOS token; give at least one token of text");
   if (int64_t(prompt.size()) > capacity)
     throw Error("the prompt has {} tokens, but the context holds {} (the model allows {}); shorten it or raise --ctx",
-                prompt.size(), capacity, model.decoder->config().n_ctx);
+                prompt.size(), capacity, config.n_ctx);
 }
 
 Generation generate(const LoadedModel& model, Sequence& sequence, model::Sampler& sampler,
                     std::span<const int32_t> prompt, const GenerateOptions& options,
                     const std::function<void(std::string_view)>& on_text) {
-  model::Session& session = sequence.session;
-  check_prompt(model, prompt, session.capacity());
+  model::Engine& engine = sequence.engine;
+  check_prompt(engine.config(), prompt, engine.capacity());
   const int64_t length = int64_t(prompt.size());
 
   // Keep what the cache already holds of the prompt, all but its last token.
   const auto same = std::mismatch(sequence.ids.begin(), sequence.ids.end(), prompt.begin(), prompt.end()).first;
   const int64_t kept = std::min<int64_t>(same - sequence.ids.begin(), length - 1);
-  session.truncate(kept);
+  engine.truncate(kept);
   sequence.ids.resize(size_t(kept));
 
   Generation out;
   const auto advance = [&](std::span<const int32_t> ids) {
-    const std::span<const float> logits = model.decoder->forward(session, ids);
+    const std::span<const float> logits = engine.forward(ids);
     sequence.ids.insert(sequence.ids.end(), ids.begin(), ids.end());
     return logits;
   };
@@ -102,7 +102,7 @@ Generation generate(const LoadedModel& model, Sequence& sequence, model::Sampler
         return out;
       }
       const auto step = rest.first(kPrefillStep);
-      model.decoder->forward(session, step, model::Decoder::Want::none, {});
+      engine.append(step);
       sequence.ids.insert(sequence.ids.end(), step.begin(), step.end());
       rest = rest.subspan(kPrefillStep);
       progress.add(kPrefillStep);
@@ -124,6 +124,7 @@ Generation generate(const LoadedModel& model, Sequence& sequence, model::Sampler
       try {
         return sampler.sample(logits);
       } catch (const Error& error) {
+        if (!model.decoder) throw Error("{}: {}", model.checkpoint.path(), error.what());
         throw Error("{}: {} (NaN or infinity is first met in {})", model.checkpoint.path(), error.what(),
                     first_bad_place(*model.decoder, sequence.ids));
       }
@@ -140,7 +141,7 @@ Generation generate(const LoadedModel& model, Sequence& sequence, model::Sampler
       break;
     }
     if (int64_t(out.ids.size()) == options.max_tokens) break;
-    if (session.length() == session.capacity()) {
+    if (engine.length() == engine.capacity()) {
       out.stop = Stop::context_full;
       break;
     }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "model/engine.h"
 #include "model/sampler.h"
 
 namespace lacuna::cli {
@@ -30,10 +31,8 @@ struct Generation {
 
 /// One sequence in the key-value cache and the ids that it holds.
 struct Sequence {
-  model::Session session;
-  std::vector<int32_t> ids;
-
-  Sequence(const model::Decoder& decoder, int64_t capacity, kernels::KvType kv) : session(decoder, capacity, kv) {}
+  model::Engine& engine;
+  std::vector<int32_t> ids = {};
 };
 
 struct GenerateOptions {
@@ -42,7 +41,7 @@ struct GenerateOptions {
 };
 
 /// Throws Error when the prompt is empty or longer than `capacity`.
-void check_prompt(const LoadedModel& model, std::span<const int32_t> prompt, int64_t capacity);
+void check_prompt(const model::Config& config, std::span<const int32_t> prompt, int64_t capacity);
 
 /// Makes the cache hold `prompt` (only what differs from it is computed; the last token always is, for its logits),
 /// then generates. on_text receives whole characters. Throws Error when the prompt is empty or does not fit.

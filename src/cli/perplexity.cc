@@ -24,6 +24,7 @@ struct Options : Common {
   std::optional<std::string> logits_out;
   int64_t ctx = 2048, chunks = 0;
   SparsityFlags sparsity;
+  GpuFlags gpu;
   bool sweep = false;
   std::string output, svg;
 };
@@ -59,7 +60,8 @@ eval::PerplexityOptions measured(const Options& options) {
 }
 
 int perplexity(Options& options) {
-  check_common(options);
+  const bool on_cuda = options.device == "cuda";
+  if (on_cuda && options.kv != "f16") throw Error("--kv is of --device cpu so far; leave it out with cuda");
   if (options.sparsity.dense_prefixes.size() > 1 && !options.sweep)
     throw Error("--dense-prefix takes one number, or several with --sweep");
   options.sparsity.dense_prefix = options.sparsity.dense_prefixes.at(0);
@@ -69,29 +71,39 @@ int perplexity(Options& options) {
   if (options.sweep) {
     if (options.logits_out) throw Error("--logits-out is of one perplexity, not of --sweep");
     return sweep({options, options.model, options.file, text, options.protocol, options.output, options.svg,
-                  options.sparsity, measured(options)});
+                  options.sparsity, options.gpu, measured(options)});
   }
   std::optional<LogitsFile> logits;
   if (options.logits_out) {
     check_out("--logits-out", *options.logits_out);
     logits.emplace(*options.logits_out);
   }
-  const LoadedModel model = load_model(options.model, options);
+  LoadedModel model = on_cuda ? open_model(options.model, options) : load_model(options.model, options);
   const Tokenizer& tokenizer = model.need_tokenizer();
+  std::optional<model::Thresholds> thresholds;
+  if (on_cuda) {
+    thresholds = select_thresholds(model.checkpoint, options.model, options.sparsity);
+    load_cuda_decoder(model, options.gpu, {.context = options.ctx});
+    model.cuda->count_inputs(true);
+    model.cuda->set_sparsity(thresholds, options.sparsity.dense_prefix);
+  } else {
+    thresholds = apply_sparsity(model, options.model, options.sparsity, true);
+  }
 
   eval::PerplexityOptions wanted = measured(options);
   if (logits) {
-    wanted.on_start = [&](int64_t rows) { logits->start(model.decoder->config().n_vocab, rows); };
+    wanted.on_start = [&](int64_t rows) { logits->start(model::read_config(model.checkpoint).n_vocab, rows); };
     wanted.on_logits = [&](std::span<const float> row) { logits->add(row); };
   }
-  const auto thresholds = apply_sparsity(model, options.model, options.sparsity, true);
   const auto start = std::chrono::steady_clock::now();
-  const eval::PerplexityResult result = eval::perplexity(*model.decoder, tokenizer, text, wanted);
+  const eval::PerplexityResult result = on_cuda ? eval::perplexity(*model.cuda, *model.pool, tokenizer, text, wanted)
+                                                : eval::perplexity(*model.decoder, tokenizer, text, wanted);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (logits) logits->finish();
   std::optional<eval::Realised> realised;
   if (thresholds) {
-    realised = eval::check_realised(model.decoder->sparsity_counts(), model.decoder->sparsity()->thresholds,
+    realised = eval::check_realised(on_cuda ? model.cuda->sparsity_counts() : model.decoder->sparsity_counts(),
+                                    on_cuda ? *thresholds : model.decoder->sparsity()->thresholds,
                                     eval::tokens_behind(options.sparsity.dense_prefix, wanted, result));
     if (!realised->within) spdlog::warn("{}", realised->note);
   }
@@ -165,6 +177,7 @@ Action add_perplexity(CLI::App& program) {
           "--logits-out", options->logits_out,
           "write the logits of every scored position: int32 n_vocab, int32 n_rows, float32 rows, little-endian")
       ->type_name("FILE");
+  add_gpu(*command, options->gpu);
   add_common(*command, *options);
   return [options] { return perplexity(*options); };
 }

@@ -30,6 +30,7 @@ struct Options : Common {
   model::SamplerOptions sampler;
   SparsityFlags sparsity;
   ProfileFlags profile;
+  GpuFlags gpu;
   bool chat = false, raw = false, special = false, no_bos = false, ignore_end = false, explain = false,
        beam_union = false;
   // Which of them were given.
@@ -42,7 +43,8 @@ void print_statistics(const Generation& result, double load_s) {
       human_bytes(peak_memory_bytes()));
 }
 
-Json result_json(const Generation& result, const std::vector<int32_t>& prompt_ids, double load_s, double act_sparsity) {
+Json result_json(const Generation& result, const std::vector<int32_t>& prompt_ids, double load_s,
+                 const Json& act_sparsity) {
   return {{"text", result.text},
           {"prompt_ids", prompt_ids},
           {"ids", result.ids},
@@ -128,8 +130,19 @@ void warn_of_lacking_markers(const ChatTemplate& style, const Tokenizer& tokeniz
         fmt::join(lacking, ", "), style.name());
 }
 
+void check_cuda(const Options& options) {
+  const auto refuse = [](const char* flag) {
+    throw Error("{} is of --device cpu so far; leave it out with cuda", flag);
+  };
+  if (options.beams > 0) refuse("--beams");
+  if (options.kv != "f16") refuse("--kv");
+  if (options.prepare != "auto") refuse("--prepare");
+  if (options.profile.deterministic) refuse("--deterministic");
+}
+
 int run(const Options& options) {
-  check_common(options);
+  const bool on_cuda = options.device == "cuda";
+  if (on_cuda) check_cuda(options);
   const bool has_prompt = options.has_prompt || options.has_file || options.has_ids;
   const bool chat = options.chat || (!has_prompt && !options.raw && ::isatty(STDIN_FILENO) == 1);
   if (!has_prompt && !chat) throw Error("no prompt: give -p TEXT, -f FILE, or --chat to talk with the model");
@@ -142,19 +155,36 @@ int run(const Options& options) {
   check_beams(options, chat);
   const std::string prompt = options.has_file ? read_input(options.file) : options.prompt;
 
-  const MachinePlans plans = load_plans(options.profile, options.threads);
-  LoadedModel model = load_model(
-      options.model, options,
-      plans.load_options(options.prepare == "auto" ? kernels::Prepare::automatic : kernels::Prepare::in_place));
+  std::optional<MachinePlans> plans;
+  if (!on_cuda) plans = load_plans(options.profile, options.threads);
+  LoadedModel model = on_cuda ? open_model(options.model, options)
+                              : load_model(options.model, options,
+                                           plans->load_options(options.prepare == "auto" ? kernels::Prepare::automatic
+                                                                                         : kernels::Prepare::in_place));
+  const model::Config config = model::read_config(model.checkpoint);
+  const int64_t capacity = options.ctx > 0 ? options.ctx : std::min(config.n_ctx, kDefaultContext);
+  const auto thresholds = on_cuda ? select_thresholds(model.checkpoint, options.model, options.sparsity)
+                                  : apply_sparsity(model, options.model, options.sparsity, false);
+  if (on_cuda) {
+    load_cuda_decoder(model, options.gpu, {.context = capacity});
+    model.cuda->set_sparsity(thresholds, options.sparsity.dense_prefix);
+  }
   const InterruptGuard guard;  // Ctrl-C ends the program while it loads, from here on only the text that is being made
-  if (const auto thresholds = apply_sparsity(model, options.model, options.sparsity, false);
-      thresholds && !options.json)
+  if (thresholds && std::none_of(model.checkpoint.tensors().begin(), model.checkpoint.tensors().end(),
+                                 [](const io::Tensor& tensor) { return tensor.layout->zigzag; }))
+    spdlog::warn(
+        "{}: has no zigzag weights, so inputs are left out but no time is saved; store it with `lacuna quantize "
+        "--layout zigzag`",
+        options.model);
+  if (thresholds && !options.json)
     spdlog::info(
         "each token skips about {:.0f}% of the layers' inputs ({}, {}), the first {} positions and the prompt none",
         100 * thresholds->level, name_of(thresholds->mode), name_of(thresholds->criterion),
         options.sparsity.dense_prefix);
-  if (options.explain)
-    say("{}{}{}\n", model.decoder->explain(), explain_plans(model.checkpoint, plans), explain_sparsity(model, plans));
+  if (options.explain && on_cuda)
+    say("{}\n", model.cuda->explain());
+  else if (options.explain)
+    say("{}{}{}\n", model.decoder->explain(), explain_plans(model.checkpoint, *plans), explain_sparsity(model, *plans));
   if (options.beams > 1 && options.sparsity.sparse()) {
     model::SparsityOptions sparsity = *model.decoder->sparsity();
     sparsity.unite_sessions = options.beam_union;
@@ -162,10 +192,10 @@ int run(const Options& options) {
     if (!options.beam_union)
       spdlog::info("several beams run dense; --beam-union lets them skip the inputs that none of them needs");
   }
-  const int64_t model_ctx = model.decoder->config().n_ctx;
-  const int64_t capacity = options.ctx > 0 ? options.ctx : std::min(model_ctx, kDefaultContext);
-  Sequence sequence(*model.decoder, capacity, parse_kv(options.kv));
-  model::Sampler sampler(options.sampler, model.decoder->config().n_vocab);
+  std::optional<model::CpuEngine> on_cpu;
+  if (!on_cuda) on_cpu.emplace(*model.decoder, capacity, parse_kv(options.kv));
+  Sequence sequence{on_cuda ? static_cast<model::Engine&>(*model.cuda) : *on_cpu};
+  model::Sampler sampler(options.sampler, config.n_vocab);
   const GenerateOptions generation{
       .max_tokens = options.has_tokens ? options.tokens : (chat ? -1 : kDefaultTokens),
       .ignore_end = options.ignore_end,
@@ -204,7 +234,9 @@ int run(const Options& options) {
   }
 
   if (options.json) {
-    Json row = result_json(result, prompt_ids, model.load_s, model.decoder->sparsity_counts().share());
+    Json row = result_json(result, prompt_ids, model.load_s,
+                           on_cuda ? Json() : Json(model.decoder->sparsity_counts().share()));
+    if (on_cuda) row["device"] = model.gpu->info().name;
     if (!beams.is_null()) row.update(beams);
     print_json(row);
   } else {
@@ -212,7 +244,7 @@ int run(const Options& options) {
   }
   if (result.stop == Stop::context_full)
     say("lacuna: the context of {} tokens is full, so the text ends here (the model allows {}; see --ctx)\n", capacity,
-        model_ctx);
+        config.n_ctx);
   print_statistics(result, model.load_s);
   return result.stop == Stop::interrupted ? 130 : 0;
 }
@@ -336,6 +368,7 @@ Action add_run(CLI::App& program) {
   add_kv(*command, options->kv);
   add_sparsity(*command, options->sparsity);
   add_profile(*command, options->profile);
+  add_gpu(*command, options->gpu);
   command
       ->add_option(
           "--prepare", options->prepare,

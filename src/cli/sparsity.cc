@@ -65,10 +65,11 @@ std::string side_file(const std::string& model) {
   return path.string() + ".thresholds.gguf";
 }
 
-model::ThresholdSet load_thresholds(const LoadedModel& model, const std::string& path, const SparsityFlags& flags) {
+model::ThresholdSet load_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
+                                    const SparsityFlags& flags) {
   std::string from = flags.thresholds;
   if (from.empty() && file_exists(side_file(path))) from = side_file(path);
-  const auto set = from.empty() ? model::ThresholdSet::read(model.checkpoint.metadata(), path)
+  const auto set = from.empty() ? model::ThresholdSet::read(checkpoint.metadata(), path)
                                 : model::ThresholdSet::read(io::read_gguf_metadata(from), from);
   if (from.empty()) from = path;
   if (!set)
@@ -76,7 +77,7 @@ model::ThresholdSet load_thresholds(const LoadedModel& model, const std::string&
         "{}: holds no thresholds of activation sparsity, so only dense can run; make them with `lacuna calibrate {} "
         "--text FILE`",
         from, path);
-  set->check_fits(model.decoder->config(), from);
+  set->check_fits(model::read_config(checkpoint), from);
   return *set;
 }
 
@@ -89,15 +90,20 @@ void check_can_skip(const io::Checkpoint& checkpoint) {
           tensor.name, tensor.layout->name);
 }
 
+std::optional<model::Thresholds> select_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
+                                                   const SparsityFlags& flags) {
+  if (!flags.sparse()) return std::nullopt;
+  check_can_skip(checkpoint);
+  const model::ThresholdSet set = load_thresholds(checkpoint, path, flags);
+  const auto mode = flags.mode.empty() ? std::nullopt : std::optional(model::mode_named(flags.mode));
+  return set.select(flags.act_sparsity, mode, flags.criterion_or_default(),
+                    flags.thresholds.empty() ? path : flags.thresholds);
+}
+
 std::optional<model::Thresholds> apply_sparsity(const LoadedModel& model, const std::string& path,
                                                 const SparsityFlags& flags, bool mask_batches) {
-  if (!flags.sparse()) return std::nullopt;
-  check_can_skip(model.checkpoint);
-  const model::ThresholdSet set = load_thresholds(model, path, flags);
-  const auto mode = flags.mode.empty() ? std::nullopt : std::optional(model::mode_named(flags.mode));
-  model::Thresholds thresholds = set.select(flags.act_sparsity, mode, flags.criterion_or_default(),
-                                            flags.thresholds.empty() ? path : flags.thresholds);
-  model.decoder->set_sparsity(model::SparsityOptions{thresholds, flags.dense_prefix, mask_batches});
+  const auto thresholds = select_thresholds(model.checkpoint, path, flags);
+  if (thresholds) model.decoder->set_sparsity(model::SparsityOptions{*thresholds, flags.dense_prefix, mask_batches});
   return thresholds;
 }
 

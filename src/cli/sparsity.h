@@ -32,10 +32,15 @@ std::string side_file(const std::string& model);
 
 /// The thresholds of --thresholds, else of the side file where there is one, else of the model's own metadata. Throws
 /// Error when there are none or they are of another model.
-model::ThresholdSet load_thresholds(const LoadedModel& model, const std::string& path, const SparsityFlags& flags);
+model::ThresholdSet load_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
+                                    const SparsityFlags& flags);
 
 /// Throws Error where a weight is in a layout of which no kernel leaves inputs out: --act-sparsity would gain nothing.
 void check_can_skip(const io::Checkpoint& checkpoint);
+
+/// What the flags choose of them; nullopt: dense.
+std::optional<model::Thresholds> select_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
+                                                   const SparsityFlags& flags);
 
 /// Makes the decoder sparse as the flags say; nothing where they say dense. Returns what was chosen.
 std::optional<model::Thresholds> apply_sparsity(const LoadedModel& model, const std::string& path,

@@ -147,7 +147,7 @@ bool has_thresholds(const SpqtRequest& request, const LoadedModel& model) {
 void add_sparse(const SpqtRequest& request, Decoding& decoding, const std::string& group, std::vector<SpqtRow>& rows) {
   const bool calibrated = has_thresholds(request, decoding.model());
   const model::ThresholdSet set =
-      calibrated ? load_thresholds(decoding.model(), request.model, request.sparsity)
+      calibrated ? load_thresholds(decoding.model().checkpoint, request.model, request.sparsity)
                  : thresholds_of_random_tokens(decoding.model(), {std::begin(kLevels), std::end(kLevels)});
   for (const model::Mode mode : {model::Mode::uniform, model::Mode::greedy}) {
     if (!calibrated && mode == model::Mode::greedy) {

@@ -140,13 +140,14 @@ std::string command_of(const SweepOptions& options) {
   return out;
 }
 
-void write_json(const SweepOptions& options, const model::ThresholdSet& set, const std::vector<Row>& rows) {
+void write_json(const SweepOptions& options, const model::ThresholdSet& set, const std::string& device,
+                const std::vector<Row>& rows) {
   Json all = Json::array();
   for (const Row& row : rows) all.push_back(row_json(row, options, rows[0].result.ppl));
   io::write_file_atomically(options.output, Json{{"command", command_of(options)},
                                                  {"commit", LACUNA_COMMIT},
                                                  {"date", fmt::format("{:%F}", std::chrono::system_clock::now())},
-                                                 {"device", fmt::format("cpu ({})", kernels::isa_name())},
+                                                 {"device", device},
                                                  {"threshold_tokens", set.tokens},
                                                  {"threshold_text_sha256", set.text_sha256},
                                                  {"rows", std::move(all)}}
@@ -163,8 +164,13 @@ Json realised_json(const eval::Realised& realised) {
 }
 
 int sweep(const SweepOptions& options) {
-  const LoadedModel model = load_model(options.model, options.common);
-  const model::ThresholdSet set = load_thresholds(model, options.model, options.sparsity);
+  const bool on_cuda = options.common.device == "cuda";
+  LoadedModel model = on_cuda ? open_model(options.model, options.common) : load_model(options.model, options.common);
+  if (on_cuda) {
+    load_cuda_decoder(model, options.gpu, {.context = options.perplexity.ctx});
+    model.cuda->count_inputs(true);
+  }
+  const model::ThresholdSet set = load_thresholds(model.checkpoint, options.model, options.sparsity);
   std::vector<Row> rows = rows_of(options, set);
   std::optional<Progress> progress;
   eval::PerplexityOptions wanted = options.perplexity;
@@ -180,13 +186,20 @@ int sweep(const SweepOptions& options) {
                       "+-", "over dense", "realised", "farthest layer (calibrated)"));
   bool beyond = false;
   for (Row& row : rows) {
-    model.decoder->set_sparsity(std::nullopt);
-    if (row.thresholds) model.decoder->set_sparsity(model::SparsityOptions{*row.thresholds, row.dense_prefix, true});
+    if (on_cuda)
+      model.cuda->set_sparsity(row.thresholds, row.dense_prefix);
+    else
+      model.decoder->set_sparsity(row.thresholds
+                                      ? std::optional(model::SparsityOptions{*row.thresholds, row.dense_prefix, true})
+                                      : std::nullopt);
     const auto start = std::chrono::steady_clock::now();
-    row.result = eval::perplexity(*model.decoder, model.need_tokenizer(), options.text, wanted);
+    const Tokenizer& tokenizer = model.need_tokenizer();
+    row.result = on_cuda ? eval::perplexity(*model.cuda, *model.pool, tokenizer, options.text, wanted)
+                         : eval::perplexity(*model.decoder, tokenizer, options.text, wanted);
     row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (row.thresholds)
-      row.realised = eval::check_realised(model.decoder->sparsity_counts(), model.decoder->sparsity()->thresholds,
+      row.realised = eval::check_realised(on_cuda ? model.cuda->sparsity_counts() : model.decoder->sparsity_counts(),
+                                          on_cuda ? *row.thresholds : model.decoder->sparsity()->thresholds,
                                           eval::tokens_behind(row.dense_prefix, wanted, row.result));
     row.thresholds.reset();
     beyond |= !row.realised.within;
@@ -208,7 +221,8 @@ int sweep(const SweepOptions& options) {
                       "what the calibration text gave it\n",
                       100 * eval::kWholeBound, 100 * eval::kLayerBound));
   }
-  if (!options.output.empty()) write_json(options, set, rows);
+  if (!options.output.empty())
+    write_json(options, set, on_cuda ? model.gpu->info().name : fmt::format("cpu ({})", kernels::isa_name()), rows);
   if (!options.svg.empty()) io::write_file_atomically(options.svg, sweep_svg(rows));
   return 0;
 }

@@ -15,6 +15,7 @@ struct SweepOptions {
   std::string model, file, text, protocol;  // text: what the file holds
   std::string output, svg;                  // empty: none
   SparsityFlags sparsity;                   // what is given of level, mode and criterion picks rows
+  GpuFlags gpu;
   eval::PerplexityOptions perplexity;
 };
 

@@ -10,12 +10,26 @@
 #include "core/sha256.h"
 
 namespace lacuna::eval {
+namespace {
+
+void check_context(const model::Config& config, const PerplexityOptions& options) {
+  if (options.ctx < 2 || options.ctx > config.n_ctx)
+    throw Error("perplexity with a context of {} tokens; this model takes 2 to {}", options.ctx, config.n_ctx);
+}
+
+}  // namespace
 
 PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer, std::string_view text,
                             const PerplexityOptions& options) {
-  const model::Config& config = decoder.config();
-  if (options.ctx < 2 || options.ctx > config.n_ctx)
-    throw Error("perplexity with a context of {} tokens; this model takes 2 to {}", options.ctx, config.n_ctx);
+  check_context(decoder.config(), options);
+  model::CpuEngine engine(decoder, options.ctx, options.kv);
+  return perplexity(engine, decoder.pool(), tokenizer, text, options);
+}
+
+PerplexityResult perplexity(model::Engine& engine, ThreadPool& pool, const Tokenizer& tokenizer, std::string_view text,
+                            const PerplexityOptions& options) {
+  const model::Config& config = engine.config();
+  check_context(config, options);
   if (options.chunks < 0) throw Error("chunks = {}, expected 0 (all) or more", options.chunks);
   std::vector<int32_t> ids = tokenizer.encode(text);
   const int64_t ctx = options.ctx, available = int64_t(ids.size()) / ctx;
@@ -37,16 +51,15 @@ PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer,
 
   std::optional<Progress> progress;
   if (options.progress) progress.emplace("Perplexity", result.windows * ctx, "tokens");
-  model::Session session(decoder, ctx, options.kv);
   std::vector<double> losses(size_t(scored), 0.0);
   double sum = 0, sum_squares = 0;
   for (int64_t window = 0; window < result.windows; ++window) {
     const std::span<int32_t> tokens = std::span(ids).subspan(size_t(window * ctx), size_t(ctx));
     if (result.bos == Bos::windows) tokens[0] = tokenizer.bos();
-    session.truncate(0);
-    if (first > 0) decoder.forward(session, tokens.first(size_t(first)), model::Decoder::Want::none, {});
+    engine.truncate(0);
+    if (first > 0) engine.append(tokens.first(size_t(first)));
     const auto sink = [&](int64_t begin, int64_t count, const float* logits) {
-      decoder.pool().parallel_for(count, 4, [&](int64_t from, int64_t to) {
+      pool.parallel_for(count, 4, [&](int64_t from, int64_t to) {
         for (int64_t row = from; row < to; ++row) {
           const float* values = logits + row * config.n_vocab;
           const int32_t next = tokens[size_t(first + begin + row + 1)];
@@ -58,7 +71,7 @@ PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer,
           options.on_logits({logits + row * config.n_vocab, size_t(config.n_vocab)});
     };
     // The last token is not run: nothing of this window follows it.
-    decoder.forward(session, tokens.subspan(size_t(first), size_t(scored)), model::Decoder::Want::all, sink);
+    engine.score(tokens.subspan(size_t(first), size_t(scored)), sink);
     for (int64_t i = 0; i < scored; ++i) {
       const double loss = losses[size_t(i)];
       if (!std::isfinite(loss))
@@ -77,7 +90,7 @@ PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer,
   const double mean = sum / n;
   const double variance = std::max(0.0, sum_squares / n - mean * mean);
   result.ppl = std::exp(mean);
-  result.act_sparsity = decoder.sparsity_counts().share();
+  result.act_sparsity = engine.sparsity_counts().share();
   result.std_error = n > 1 ? result.ppl * std::sqrt(variance / (n - 1)) : 0.0;
   return result;
 }

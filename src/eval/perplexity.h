@@ -7,7 +7,9 @@
 #include <string>
 #include <string_view>
 
+#include "core/thread_pool.h"
 #include "model/decoder.h"
+#include "model/engine.h"
 #include "tokenizer/tokenizer.h"
 
 namespace lacuna::eval {
@@ -21,8 +23,8 @@ enum class Protocol : uint8_t {
 struct PerplexityOptions {
   int64_t ctx = 2048;
   Protocol protocol = Protocol::hf;
-  int64_t chunks = 0;  // 0: all complete windows
-  kernels::KvType kv = kernels::KvType::f16;
+  int64_t chunks = 0;                         // 0: all complete windows
+  kernels::KvType kv = kernels::KvType::f16;  // of the CPU's
   bool progress = true;
   /// Optional: told how many positions will be scored, before the first of them.
   std::function<void(int64_t rows)> on_start;
@@ -44,9 +46,12 @@ struct PerplexityResult {
   double act_sparsity = 0;  // realised, by weight bytes; 0 for a dense decoder
 };
 
-/// Of the decoder as it is: sparse where set_sparsity said so (with mask_batches, else it would run dense).
-/// Throws Error when the text has fewer than one window ("needs N tokens, the text has M") or a logit is NaN (names the
-/// position).
+/// Of the model as it is set: sparse where set_sparsity said so (on the CPU with mask_batches, else it would run
+/// dense). engine: of a capacity of options.ctx or more. pool: for the losses. Throws Error when the text has fewer
+/// than one window ("needs N tokens, the text has M") or a logit is NaN (names the position).
+PerplexityResult perplexity(model::Engine& engine, ThreadPool& pool, const Tokenizer& tokenizer, std::string_view text,
+                            const PerplexityOptions& options);
+/// On the CPU, with a cache of options.kv.
 PerplexityResult perplexity(model::Decoder& decoder, const Tokenizer& tokenizer, std::string_view text,
                             const PerplexityOptions& options);
 

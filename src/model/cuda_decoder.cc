@@ -47,8 +47,17 @@ struct Group {
   int64_t outputs = 0;      // padded
   int64_t bytes = 0;        // of canonical weights
 
-  /// What an earlier launch clears: zigzag launches add to their results.
-  cuda::Zero to_clear(float* y) const { return zigzag ? cuda::Zero{y, outputs} : cuda::Zero{}; }
+  const float* start = nullptr;  // zigzag: biases, [outputs], or nullptr
+  const float* norms = nullptr;  // wina: of the input, [K]
+
+  /// What an earlier launch writes: zigzag launches add to their results.
+  cuda::Preset to_preset(float* y) const { return zigzag ? cuda::Preset{y, outputs, start} : cuda::Preset{}; }
+};
+
+/// What a zigzag group's launch does beside its product.
+struct Fused {
+  const float* up = nullptr;  // GemvArgs::up
+  cuda::Preset clear;         // zeros only
 };
 
 struct Layer {
@@ -66,7 +75,7 @@ struct CudaDecoder::Impl {
   std::deque<cuda::Buffer> buffers;
   int64_t context = 0, position = 0, taken = 0;
   std::optional<Thresholds> thresholds;
-  int64_t dense_prefix = 0;
+  int64_t dense_prefix = 0, sparse_tokens = 0;
 
   cuda::Rows embedding, head;
   const float *head_bias = nullptr, *output_norm = nullptr, *output_norm_bias = nullptr;
@@ -74,6 +83,8 @@ struct CudaDecoder::Impl {
   int64_t head_bytes = 0;
 
   cuda::Buffer cache, ids, positions, logits, attention_workspace, argmax_workspace;
+  std::deque<cuda::Buffer> norms;  // of wina, what the groups point to
+  cuda::Buffer counts;             // [layers][kInputs] of inputs left out; empty: not counted
   const float *cos = nullptr, *sin = nullptr;
   // One token's values; *_y: results of a group.
   float *x = nullptr, *h = nullptr, *attended = nullptr, *gated = nullptr, *qkv_y = nullptr, *o_y = nullptr,
@@ -98,11 +109,17 @@ struct CudaDecoder::Impl {
   Group make_group(std::span<const WeightView> parts, ThreadPool& pool);
   void take_workspace();
 
-  void run(const Group& group, const float* in, float threshold, float* y);
+  /// threshold: of the layer's input; not above 0: dense.
+  void run(const Group& group, int64_t layer, Input input, const float* in, float threshold, float* y,
+           const Fused& fused = {});
   /// The launches of a token.
   void record(bool sparse);
-  void check_room(int32_t id, int64_t count) const;
-  void launch();
+  void record_sparse();
+  void check_room(std::span<const int32_t> ids, int64_t count) const;
+  void launch(bool may_skip);
+  /// Runs a token; its logits stay on the device.
+  void step(int32_t id, bool may_skip);
+  std::span<const float> read_logits();
 };
 
 cuda::Rows CudaDecoder::Impl::upload_rows(const layout::Layout& layout, layout::Shape shape,
@@ -129,6 +146,13 @@ Group CudaDecoder::Impl::make_group(std::span<const WeightView> parts, ThreadPoo
     }
     return group;
   }
+  std::vector<float> biases;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].bias.empty()) continue;
+    biases.resize(size_t(group.outputs));
+    std::copy(parts[i].bias.begin(), parts[i].bias.end(), biases.begin() + group.at[i]);
+  }
+  group.start = upload(biases);
   const cuda::PreparedGroup prepared = cuda::prepare_group(parts, pool);
   cuda::Buffer& buffer = buffers.emplace_back(take(prepared.bytes() + 256, "weights"));
   const auto headers_at = int64_t(prepared.codes.size() + 255) / 256 * 256;
@@ -177,13 +201,23 @@ void CudaDecoder::Impl::take_workspace() {
   for (const auto& [pointer, floats] : parts) *pointer = std::exchange(next, next + padded(floats));
 }
 
-void CudaDecoder::Impl::run(const Group& group, const float* in, float threshold, float* y) {
+void CudaDecoder::Impl::run(const Group& group, int64_t layer, Input input, const float* in, float threshold, float* y,
+                            const Fused& fused) {
+  if (threshold > 0 && counts.bytes() > 0) {
+    const int64_t width = input_widths(config)[size_t(input)];
+    cuda::launch_count_inactive(device, stream, in, width, group.norms, threshold,
+                                counts.as<unsigned long long>() + layer * kInputs + int64_t(input));
+  }
   if (group.zigzag) {
     cuda::GemvArgs args;
     args.weights = group.columns;
     args.inputs = threshold > 0 ? cuda::Inputs::threshold : cuda::Inputs::dense;
     args.x = in;
     args.threshold = threshold;
+    args.norms = group.norms;
+    args.up = fused.up;
+    args.zero = fused.clear.data;
+    args.zero_count = fused.clear.count;
     args.y = y;
     cuda::launch_gemv(device, stream, *group.zigzag, threshold > 0 ? group.sparse : group.dense, args);
     return;
@@ -210,9 +244,9 @@ void CudaDecoder::Impl::record(bool sparse) {
     norm.eps = c.norm_eps;
     norm.K = c.n_embd;
     norm.y = h;
-    norm.zero = layer.qkv.to_clear(qkv_y);
+    norm.preset = layer.qkv.to_preset(qkv_y);
     cuda::launch_norm(device, stream, norm);
-    run(layer.qkv, h, threshold(index, Input::attn_in), qkv_y);
+    run(layer.qkv, index, Input::attn_in, h, threshold(index, Input::attn_in), qkv_y);
 
     cuda::AttentionArgs attention;
     cuda::Heads& heads = attention.heads;
@@ -238,27 +272,36 @@ void CudaDecoder::Impl::record(bool sparse) {
     attention.window = c.window;
     attention.scale = 1 / std::sqrt(float(c.head_dim));
     attention.out = attended;
-    attention.zero = layer.o.to_clear(o_y);
+    attention.preset = layer.o.to_preset(o_y);
     attention.workspace = attention_workspace.data();
     cuda::launch_attention(device, stream, attention);
-    run(layer.o, attended, threshold(index, Input::attn_out), o_y);
+    run(layer.o, index, Input::attn_out, attended, threshold(index, Input::attn_out), o_y);
 
     norm.add = o_y;
     norm.weight = layer.ffn_norm;
     norm.bias = layer.ffn_norm_bias;
-    norm.zero = layer.up.to_clear(up_y);
+    norm.preset = layer.up.to_preset(up_y);
     cuda::launch_norm(device, stream, norm);
-    run(layer.up, h, threshold(index, Input::ffn_in), up_y);
-
+    // The gate is taken where it is read: by the product with zigzag weights. Counts need its result apart.
+    const bool gated_there = c.mlp == Mlp::swiglu && layer.up.zigzag && layer.down.zigzag &&
+                             layer.down.start == nullptr && counts.bytes() == 0;
+    if (gated_there) {
+      run(layer.up, index, Input::ffn_in, h, threshold(index, Input::ffn_in), up_y,
+          {.up = nullptr, .clear = {down_y, layer.down.outputs, nullptr}});
+      run(layer.down, index, Input::ffn_down, up_y, threshold(index, Input::ffn_down), down_y,
+          {.up = up_y + layer.up.at[1], .clear = {}});
+      continue;
+    }
+    run(layer.up, index, Input::ffn_in, h, threshold(index, Input::ffn_in), up_y);
     cuda::GateArgs gate;
     gate.gate = c.mlp == Mlp::swiglu ? cuda::Gate::swiglu : cuda::Gate::relu;
     gate.x = up_y;
     gate.up = c.mlp == Mlp::swiglu ? up_y + layer.up.at[1] : nullptr;
     gate.out = gated;
     gate.count = c.n_ff;
-    gate.zero = layer.down.to_clear(down_y);
+    gate.preset = layer.down.to_preset(down_y);
     cuda::launch_gate(device, stream, gate);
-    run(layer.down, gated, threshold(index, Input::ffn_down), down_y);
+    run(layer.down, index, Input::ffn_down, gated, threshold(index, Input::ffn_down), down_y);
   }
   cuda::NormArgs norm;
   norm.x = x;
@@ -280,9 +323,17 @@ void CudaDecoder::Impl::record(bool sparse) {
   cuda::launch_argmax(device, stream, choice);
 }
 
-void CudaDecoder::Impl::check_room(int32_t id, int64_t count) const {
-  if (id < 0 || id >= config.n_vocab)
-    throw Error("token id {} is outside the model's vocabulary of {}", id, config.n_vocab);
+void CudaDecoder::Impl::record_sparse() {
+  sparse_token.reset();
+  if (counts.bytes() > 0) counts.fill(0);
+  sparse_tokens = 0;
+  if (thresholds) sparse_token.emplace(stream, [&] { record(true); });
+}
+
+void CudaDecoder::Impl::check_room(std::span<const int32_t> of, int64_t count) const {
+  for (const int32_t id : of)
+    if (id < 0 || id >= config.n_vocab)
+      throw Error("token id {} is outside the model's vocabulary of {}", id, config.n_vocab);
   if (count > context - position)
     throw Error(
         "{} tokens do not fit: the context holds {} and {} are taken; ask for a larger one (the model's limit "
@@ -290,9 +341,23 @@ void CudaDecoder::Impl::check_room(int32_t id, int64_t count) const {
         count, context, position, config.n_ctx);
 }
 
-void CudaDecoder::Impl::launch() {
-  (sparse_token && position >= dense_prefix ? *sparse_token : *dense_token).launch(stream);
+void CudaDecoder::Impl::launch(bool may_skip) {
+  const bool sparse = may_skip && sparse_token && position >= dense_prefix;
+  (sparse ? *sparse_token : *dense_token).launch(stream);
+  sparse_tokens += sparse;
   ++position;
+}
+
+void CudaDecoder::Impl::step(int32_t id, bool may_skip) {
+  stream.synchronize();
+  ids.upload(std::as_bytes(std::span(&id, 1)));
+  launch(may_skip);
+}
+
+std::span<const float> CudaDecoder::Impl::read_logits() {
+  stream.synchronize();
+  logits.download(std::as_writable_bytes(std::span(host_logits)));
+  return host_logits;
 }
 
 CudaDecoder::CudaDecoder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -316,12 +381,6 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
   d.context = options.context > 0 ? options.context : c.n_ctx;
   if (d.context > c.n_ctx)
     throw Error("a context of {} tokens was asked for; this model takes 1 to {}", d.context, c.n_ctx);
-  d.thresholds = options.thresholds;
-  d.dense_prefix = options.dense_prefix;
-  if (d.thresholds && !d.thresholds->norms.empty())
-    refuse("thresholds by wina do not run on CUDA yet; use --criterion magnitude");
-  if (d.thresholds && int64_t(d.thresholds->t.size()) != c.n_layers)
-    throw Error("thresholds of {} layers for a model of {}", d.thresholds->t.size(), c.n_layers);
 
   std::deque<std::vector<float>> biases;
   Binder binder(checkpoint, biases);
@@ -351,11 +410,6 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
     if (table->layout->zigzag)
       throw Error("--device cuda: {}: is {}; embedding and head must be in a row layout", table->name,
                   table->layout->name);
-  for (const auto& layer : groups)
-    for (const Parts& parts : layer)
-      for (const WeightView& part : parts)
-        if (part.layout->zigzag && !part.bias.empty())
-          throw Error("--device cuda: {}: no kernel adds a bias to zigzag weights yet", part.name);
   int64_t weights = prepared_bytes({&embedding, 1}) + (tied ? 0 : prepared_bytes({&output, 1}));
   for (const auto& layer : groups)
     for (const Parts& parts : layer) weights += prepared_bytes(parts);
@@ -397,15 +451,44 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
   d.take_workspace();
   d.host_logits.resize(size_t(c.n_vocab));
   d.dense_token.emplace(d.stream, [&] { d.record(false); });
-  if (d.thresholds) d.sparse_token.emplace(d.stream, [&] { d.record(true); });
   return std::unique_ptr<CudaDecoder>(new CudaDecoder(std::move(impl)));
 }
 
 const Config& CudaDecoder::config() const { return impl_->config; }
 int64_t CudaDecoder::length() const { return impl_->position; }
-int64_t CudaDecoder::context() const { return impl_->context; }
-cuda::Stream& CudaDecoder::stream() { return impl_->stream; }
+int64_t CudaDecoder::capacity() const { return impl_->context; }
+
+double CudaDecoder::measure_read_gb_s() {
+  Impl& d = *impl_;
+  cuda::Buffer buffer(d.device,
+                      std::min(d.device.free_bytes(), std::max(int64_t{1} << 30, 8 * d.device.info().cache_bytes)),
+                      "what is read to measure the device's memory");
+  buffer.fill(1);
+  return cuda::measure_read_gb_s(d.device, d.stream, buffer);
+}
+
 int64_t CudaDecoder::device_bytes() const { return impl_->taken; }
+
+std::string CudaDecoder::explain() const {
+  const Impl& d = *impl_;
+  std::string out;
+  const auto add = [&](const char* name, const Group& group) {
+    std::string layouts;
+    for (const cuda::Rows& rows : group.rows)
+      layouts += fmt::format("{}{}", layouts.empty() ? "" : ", ", rows.layout->name);
+    if (group.zigzag == nullptr)
+      out += fmt::format("{}: {}, in rows\n", name, layouts);
+    else
+      out += fmt::format("{}: {}, dense {}{}\n", name, group.zigzag->name, cuda::describe(group.dense),
+                         d.thresholds ? "; sparse " + cuda::describe(group.sparse) : "");
+  };
+  const Layer& layer = d.layers.front();
+  add("attn_q, attn_k, attn_v", layer.qkv);
+  add("attn_output", layer.o);
+  add(d.config.mlp == Mlp::swiglu ? "ffn_gate, ffn_up" : "ffn_up", layer.up);
+  add("ffn_down", layer.down);
+  return out + fmt::format("output: {}, in rows\n", d.head.layout->name);
+}
 
 int64_t CudaDecoder::weight_bytes() const {
   int64_t bytes = impl_->head_bytes;
@@ -422,24 +505,90 @@ void CudaDecoder::truncate(int64_t length) {
   d.positions.upload(std::as_bytes(std::span(&at, 1)));
 }
 
-std::span<const float> CudaDecoder::step(int32_t id) {
+void CudaDecoder::append(std::span<const int32_t> ids) {
+  impl_->check_room(ids, int64_t(ids.size()));
+  for (const int32_t id : ids) impl_->step(id, false);
+}
+
+std::span<const float> CudaDecoder::forward(std::span<const int32_t> ids) {
+  impl_->check_room(ids, int64_t(ids.size()));
+  for (const int32_t id : ids) impl_->step(id, ids.size() == 1);
+  return impl_->read_logits();
+}
+
+void CudaDecoder::score(std::span<const int32_t> ids, const Decoder::LogitsSink& sink) {
+  impl_->check_room(ids, int64_t(ids.size()));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    impl_->step(ids[i], true);
+    sink(int64_t(i), 1, impl_->read_logits().data());
+  }
+}
+
+void CudaDecoder::set_sparsity(std::optional<Thresholds> thresholds, int64_t dense_prefix) {
   Impl& d = *impl_;
-  d.check_room(id, 1);
+  if (thresholds && thresholds->t.size() != d.layers.size())
+    throw Error("thresholds of {} layers for a model of {}", thresholds->t.size(), d.layers.size());
+  const bool by_norms = thresholds && !thresholds->norms.empty();
+  const auto readers = [](Layer& layer) { return std::array{&layer.qkv, &layer.o, &layer.up, &layer.down}; };
+  if (by_norms)
+    for (Layer& layer : d.layers)
+      for (const Group* group : readers(layer))
+        if (group->zigzag == nullptr)
+          throw Error("--device cuda: thresholds by wina need zigzag weights; use --criterion magnitude");
   d.stream.synchronize();
-  d.ids.upload(std::as_bytes(std::span(&id, 1)));
-  d.launch();
+  d.sparse_token.reset();  // before the norms that it reads
+  for (const cuda::Buffer& buffer : d.norms) d.taken -= buffer.bytes();
+  d.norms.clear();
+  for (size_t l = 0; l < d.layers.size(); ++l) {
+    const auto groups = readers(d.layers[l]);
+    for (size_t i = 0; i < groups.size(); ++i) {
+      groups[i]->norms = nullptr;
+      if (!by_norms) continue;
+      const std::vector<float>& values = thresholds->norms[l][i];
+      cuda::Buffer& buffer = d.norms.emplace_back(d.take(int64_t(values.size() * sizeof(float)), "column norms"));
+      buffer.upload(std::as_bytes(std::span(values)));
+      groups[i]->norms = buffer.as<float>();
+    }
+  }
+  d.dense_prefix = dense_prefix;
+  d.thresholds = std::move(thresholds);
+  d.record_sparse();
+}
+
+void CudaDecoder::count_inputs(bool on) {
+  Impl& d = *impl_;
   d.stream.synchronize();
-  d.logits.download(std::as_writable_bytes(std::span(d.host_logits)));
-  return d.host_logits;
+  if (!on) d.counts = {};
+  if (on && d.counts.bytes() == 0)
+    d.counts = d.take(d.config.n_layers * kInputs * int64_t(sizeof(unsigned long long)), "counts");
+  d.record_sparse();
+}
+
+SparsityCounts CudaDecoder::sparsity_counts() const {
+  Impl& d = *impl_;
+  SparsityCounts out;
+  if (d.counts.bytes() == 0) return out;
+  d.stream.synchronize();
+  std::vector<std::array<unsigned long long, kInputs>> inactive(d.layers.size());
+  d.counts.download(std::as_writable_bytes(std::span(inactive)));
+  const auto widths = input_widths(d.config);
+  out.tokens = d.sparse_tokens;
+  for (size_t l = 0; l < d.layers.size(); ++l) {
+    const Layer& layer = d.layers[l];
+    out.bytes.push_back({layer.qkv.bytes, layer.o.bytes, layer.up.bytes, layer.down.bytes});
+    auto& counted = out.layers.emplace_back();
+    for (size_t i = 0; i < kInputs; ++i) counted[i] = {int64_t(inactive[l][i]), d.sparse_tokens * widths[i]};
+  }
+  return out;
 }
 
 void CudaDecoder::follow(int32_t id, int64_t count) {
   Impl& d = *impl_;
-  d.check_room(id, count);
+  d.check_room({&id, 1}, count);
   if (count < 1) return;
   d.stream.synchronize();
   d.ids.upload(std::as_bytes(std::span(&id, 1)));
-  for (int64_t t = 0; t < count; ++t) d.launch();
+  for (int64_t t = 0; t < count; ++t) d.launch(true);
 }
 
 void CudaDecoder::wait() { impl_->stream.synchronize(); }

@@ -12,6 +12,7 @@
 #include "io/checkpoint.h"
 #include "kernels/cuda/device.h"
 #include "model/config.h"
+#include "model/engine.h"
 #include "model/sparsity.h"
 
 namespace lacuna::model {
@@ -19,38 +20,45 @@ namespace lacuna::model {
 struct CudaDecoderOptions {
   int64_t context = 0;   // positions of the key-value cache (f16); 0: all that the model allows
   bool progress = true;  // a bar on a terminal
-  /// What tokens from position dense_prefix on leave out; nullopt: nothing. Criterion magnitude.
-  std::optional<Thresholds> thresholds;
-  int64_t dense_prefix = 4;
 };
 
 /// Models with rotary positions, norms before their half blocks and embeddings of the model's own width; weights of a
-/// layer's input all in one zigzag layout that the CUDA kernels read, or all in row layouts.
-class CudaDecoder {
+/// layer's input all in one zigzag layout that the CUDA kernels read, or all in row layouts. A prompt runs token by
+/// token.
+class CudaDecoder final : public Engine {
  public:
   /// Prepares and uploads. Throws Error naming the tensor, the layout or the feature that does not run on CUDA, and,
   /// before anything is uploaded, where weights, cache and work space do not fit the device, with what they need.
   static std::unique_ptr<CudaDecoder> load(const io::Checkpoint& checkpoint, ThreadPool& pool, cuda::Device& device,
                                            const CudaDecoderOptions& options = {});
-  ~CudaDecoder();
+  ~CudaDecoder() override;
 
-  const Config& config() const;
-  int64_t length() const;
-  int64_t context() const;
-  /// Forgets everything from position `length` on.
-  void truncate(int64_t length);
+  const Config& config() const override;
+  int64_t length() const override;
+  int64_t capacity() const override;
+  void truncate(int64_t length) override;
+  void append(std::span<const int32_t> ids) override;
+  std::span<const float> forward(std::span<const int32_t> ids) override;
+  void score(std::span<const int32_t> ids, const Decoder::LogitsSink& sink) override;
+  SparsityCounts sparsity_counts() const override;
 
-  /// Runs a token at the next position; its logits: [n_vocab], valid until the next call. Throws Error for an id
-  /// outside the vocabulary and where the context is full.
-  std::span<const float> step(int32_t id);
-  /// The same for `count` tokens: the first is `id`, each further one the most likely after the one before, chosen on
-  /// the device: the host waits before the first one only. wait() waits for all.
+  /// From now on tokens at positions from dense_prefix on leave inactive inputs out; nullopt: dense again. As on the
+  /// CPU append() and forward() of several tokens are dense; score() is not. Clears the counts. Throws Error when the
+  /// thresholds are not this model's, and for wina with weights in row layouts.
+  void set_sparsity(std::optional<Thresholds> thresholds, int64_t dense_prefix);
+  /// Whether sparsity_counts() are kept, which takes four more launches a layer; not, to begin with. Clears the counts.
+  void count_inputs(bool on);
+
+  /// Runs `count` tokens: the first is `id`, each further one the most likely after the one before, chosen on the
+  /// device: the host waits before the first one only. wait() waits for all.
   void follow(int32_t id, int64_t count);
   void wait();
 
   int64_t weight_bytes() const;  // read for one dense token, output head included
   int64_t device_bytes() const;  // taken: weights, cache, work space
-  cuda::Stream& stream();
+  std::string explain() const;   // how each group of the first layer and the head run, one line each
+  /// How fast the device reads its memory, GB/s.
+  double measure_read_gb_s();
 
  private:
   struct Impl;

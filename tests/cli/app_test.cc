@@ -76,32 +76,43 @@ TEST(App, WrongUsageExitsWith2AndOneLine) {
 }
 
 TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
-  for (const char* command : {"inspect", "run"})
-    expect_error({command, kModel, "--device", "cuda", "--json"}, "use --device cpu");
+  expect_error({"inspect", kModel, "--device", "cuda", "--json"}, "leave it out here");
+  for (const auto& [flag, value] : {std::pair{"--beams", "2"}, {"--kv", "q8_0"}, {"--prepare", "in_place"}})
+    expect_error({"run", kModel, "-p", "a", "--device", "cuda", flag, value}, flag);
+  expect_error({"run", kModel, "-p", "a", "--device", "cuda", "--deterministic"}, "--deterministic");
+  expect_error({"perplexity", kModel, "-f", kModel, "--device", "cuda", "--kv", "f32"}, "--kv");
   const std::vector<std::string> bench = {"bench", "--device", "cuda", "--json", "--synthetic", "llama-3.2-1b"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), bench.begin(), bench.end());
     return more;
   };
-  expect_error(with({"--what", "decode"}), "leave the rest to --device cpu");
-  expect_error(with({"--what", "linear", "--tokens", "2"}), "leave the rest to --device cpu");
-  expect_error({"bench", kModel, "--device", "cuda", "--what", "linear"}, "leave the rest to --device cpu");
+  expect_error(with({}), "no prefill yet");
+  expect_error(with({"--what", "decode", "--deterministic"}), "--deterministic");
+  expect_error(with({"--what", "linear", "--tokens", "2"}), "of one token of --synthetic SHAPE");
+  expect_error({"bench", kModel, "--device", "cuda", "--what", "linear"}, "of one token of --synthetic SHAPE");
   expect_error(with({"--what", "linear", "--layout", "q4_K"}), "no kernel reads q4_K; those that one reads: zz4_k");
 }
 
 // Without CUDA in the build, without a driver, without a device or on too small a card: one sentence.
-TEST(App, CudaBenchThatCannotRunSaysWhy) {
-  const Finished done = run_lacuna({"bench", "--device", "cuda", "--synthetic", "llama-3.2-1b", "--what", "linear",
-                                    "--layout", "zz4_k", "--gpu-memory", "0.01"});
-  EXPECT_EQ(done.code, 1);
-  EXPECT_EQ(done.out, "");
-  EXPECT_EQ(std::count(done.err.begin(), done.err.end(), '\n'), 1) << done.err;
-  const bool said = std::ranges::any_of(
-      std::vector<std::string>{"this build has no CUDA backend; build with scripts/build.sh --cuda",
-                               "this machine has no NVIDIA driver", "the driver finds no NVIDIA device",
-                               "update the driver", "0.01 GiB left of the limit that was given"},
-      [&](const std::string& words) { return done.err.find(words) != std::string::npos; });
-  EXPECT_TRUE(said) << done.err;
+TEST(App, CudaThatCannotRunSaysWhy) {
+  const std::vector<std::vector<std::string>> calls = {
+      {"bench", "--device", "cuda", "--synthetic", "llama-3.2-1b", "--what", "linear", "--layout", "zz4_k"},
+      {"bench", kModel, "--device", "cuda", "--what", "decode"},
+      {"run", kModel, "-p", "a", "--device", "cuda"},
+      {"perplexity", kModel, "-f", kModel, "--device", "cuda", "--ctx", "16"}};
+  for (std::vector<std::string> arguments : calls) {
+    arguments.insert(arguments.end(), {"--gpu-memory", "0.01"});
+    const Finished done = run_lacuna(arguments);
+    EXPECT_EQ(done.code, 1);
+    EXPECT_EQ(done.out, "");
+    EXPECT_EQ(std::count(done.err.begin(), done.err.end(), '\n'), 1) << done.err;
+    const bool said = std::ranges::any_of(
+        std::vector<std::string>{"this build has no CUDA backend; build with scripts/build.sh --cuda",
+                                 "this machine has no NVIDIA driver", "the driver finds no NVIDIA device",
+                                 "update the driver", "0.01 GiB left of the limit that was given"},
+        [&](const std::string& words) { return done.err.find(words) != std::string::npos; });
+    EXPECT_TRUE(said) << done.err;
+  }
 }
 
 TEST(App, JsonHasTheStableKeys) {

@@ -198,11 +198,15 @@ class ChatTest : public ::testing::Test {
     write_tiny_model(dir_.file("tiny.gguf"));
     model_ = std::make_unique<cli::LoadedModel>(cli::load_model(dir_.file("tiny.gguf"), cli::Common{.threads = 1}));
   }
-  cli::Sequence sequence() { return {*model_->decoder, 256, kernels::KvType::f32}; }
+  cli::Sequence sequence() {
+    engines_.push_back(std::make_unique<model::CpuEngine>(*model_->decoder, 256, kernels::KvType::f32));
+    return {*engines_.back()};
+  }
   model::Sampler sampler() { return model::Sampler({.temperature = 0}, model_->decoder->config().n_vocab); }
 
   TempDir dir_;
   std::unique_ptr<cli::LoadedModel> model_;
+  std::vector<std::unique_ptr<model::CpuEngine>> engines_;
 };
 
 const auto kQuiet = [](std::string_view) {};

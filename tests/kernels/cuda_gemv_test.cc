@@ -132,6 +132,8 @@ class CudaGemv : public CudaTest {
     float threshold = 0;
     std::vector<int32_t> list;  // Inputs::list
     bool deterministic = false;
+    std::vector<float> norms = {};  // Inputs::threshold
+    std::vector<float> up = {};     // dense and by threshold
   };
 
   /// One launch. Memory around y, and y itself where the launch may not rely on zeros, is poison; nothing beyond y is
@@ -153,6 +155,14 @@ class CudaGemv : public CudaTest {
     args.inputs = how.inputs;
     args.x = x_there.as<float>();
     args.threshold = how.threshold;
+    std::vector<float> norms = how.norms;
+    norms.push_back(kNan);  // never empty
+    const cuda::Buffer norms_there = to_device(norms);
+    if (!how.norms.empty()) args.norms = norms_there.as<float>();
+    std::vector<float> up = how.up;
+    up.push_back(kNan);
+    const cuda::Buffer up_there = to_device(up);
+    if (!how.up.empty()) args.up = up_there.as<float>();
     args.list = list_there.as<int32_t>();
     args.count = count_there.as<int32_t>();
     args.y = y_there.as<float>() + kGuard;
@@ -331,6 +341,54 @@ TEST_F(CudaGemv, EqualToTheThresholdCountsAndSoDoesMinusZeroAtZero) {
         } else {
           ASSERT_NEAR(double(y[size_t(n)]), expected[size_t(n)], 1e-5);  // one below one is no short number
         }
+      }
+    }
+  }
+}
+
+TEST_F(CudaGemv, NormsDecideWithTheInputs) {
+  for (const int64_t K : {8, 1500}) {
+    const Weight w = make_weight({256, K}, 0, 8, true);
+    const Loaded there = load(w.view);
+    const std::vector<float> x = whole_inputs(K, 31);
+    std::vector<float> norms(static_cast<size_t>(K)), sizes = x;
+    for (size_t k = 0; k < norms.size(); ++k) {
+      norms[k] = std::array{0.25f, 0.5f, 1.0f, 3.0f}[k * 7 % 4];
+      sizes[k] *= norms[k];
+    }
+    const std::vector<double> expected = reference(w, x, active_of(sizes, 0.6f));
+    ASSERT_NE(active_of(sizes, 0.6f), active_of(x, 0.6f));
+    for (const GemvPlan& plan : plans(K)) {
+      const std::vector<float> y = run(there, x, {Inputs::threshold, plan, 0.6f, {}, false, norms});
+      for (int64_t n = 0; n < 256; ++n) ASSERT_EQ(double(y[size_t(n)]), expected[size_t(n)]);
+    }
+  }
+}
+
+TEST_F(CudaGemv, TakesTheGateOfItsInputs) {
+  for (const int64_t K : {40, 1100}) {
+    const Weight w = make_weight({300, K}, 0, 41, false);
+    const Loaded there = load(w.view);
+    const std::vector<float> gate = random_inputs(K, 42), up = random_inputs(K, 43);
+    std::vector<float> x = gate;
+    float threshold = 0.25f;
+    for (size_t k = 0; k < x.size(); ++k)
+      x[k] = float(double(gate[k]) / (1 + std::exp(-double(gate[k]))) * double(up[k]));
+    // The device's exponential is off by a few units of the last place: no input lies that near the threshold.
+    while (std::ranges::any_of(x, [&](float value) { return std::abs(std::fabs(value) - threshold) < 1e-5f; }))
+      threshold += 1e-4f;
+    const std::vector<double> dense = reference(w, x, every(K)), sparse = reference(w, x, active_of(x, threshold));
+    ASSERT_LT(active_of(x, threshold).size(), size_t(K));
+    for (const GemvPlan& plan : plans(K)) {
+      for (const Inputs inputs : {Inputs::dense, Inputs::threshold}) {
+        const std::vector<double>& expected = inputs == Inputs::dense ? dense : sparse;
+        const std::vector<float> y = run(there, gate, {inputs, plan, threshold, {}, false, {}, up});
+        double error = 0, norm = 0;
+        for (size_t n = 0; n < expected.size(); ++n) {
+          error += (double(y[n]) - expected[n]) * (double(y[n]) - expected[n]);
+          norm += expected[n] * expected[n];
+        }
+        ASSERT_LT(std::sqrt(error / norm), 3e-3) << describe(plan);
       }
     }
   }

@@ -75,7 +75,7 @@ TEST_P(CudaWidth, RmsNormAfterASum) {
   for (const int64_t M : {1, 2, 5}) {
     for (const bool with_add : {false, true}) {
       const auto x = random(M * K, 1), add = random(M * K, 2), w = random(K, 3);
-      OnDevice<float> x_there(x), zeros(size_t{1000});
+      OnDevice<float> x_there(x), preset(size_t{1000});
       const OnDevice<float> add_there(add), w_there(w), y(size_t(M * K));
       const List list(K, 0.4f, M == 1 && with_add);
       cuda::NormArgs args;
@@ -86,7 +86,9 @@ TEST_P(CudaWidth, RmsNormAfterASum) {
       args.M = M;
       args.K = K;
       args.y = y.data();
-      args.zero = {zeros.data(), 1000};
+      const auto start = with_add ? random(1000, 6) : std::vector<float>(1000, 0.0f);
+      const OnDevice<float> start_there(start);
+      args.preset = {preset.data(), 1000, with_add ? start_there.data() : nullptr};
       if (M == 1) args.collect = list.collect;
       cuda::launch_norm(device(), stream(), args);
       const auto got = y.values(), sums = x_there.values();
@@ -106,9 +108,26 @@ TEST_P(CudaWidth, RmsNormAfterASum) {
           ASSERT_NEAR(got[i], expected, std::abs(expected) * kEps * 40) << m << ' ' << k;
         }
       }
-      EXPECT_EQ(zeros.values(), std::vector<float>(1000, 0.0f));
+      EXPECT_EQ(preset.values(), start);
       if (M == 1) list.expect_of(got, "norm");
     }
+  }
+}
+
+TEST_P(CudaWidth, CountsInactiveInputs) {
+  LACUNA_NEED_DEVICE();
+  const int64_t K = GetParam();
+  auto x = random(K, 8), norms = random(K, 9);
+  if (K > 2) x[1] = std::numeric_limits<float>::quiet_NaN(), x[2] = 0.5f;
+  for (float& norm : norms) norm = std::abs(norm);
+  const OnDevice<float> x_there(x), norms_there(norms);
+  OnDevice<unsigned long long> count(std::vector<unsigned long long>{3});
+  unsigned long long expected = 3;  // it adds
+  for (const bool by_norms : {false, true}) {
+    for (size_t k = 0; k < x.size(); ++k) expected += std::abs(x[k]) * (by_norms ? norms[k] : 1.0f) < 0.5f;
+    cuda::launch_count_inactive(device(), stream(), x_there.data(), K, by_norms ? norms_there.data() : nullptr, 0.5f,
+                                count.data());
+    EXPECT_EQ(count.values()[0], expected);
   }
 }
 
@@ -399,7 +418,7 @@ TEST_P(CudaHeads, Attention) {
       args.scale = scale;
       args.out = out.data();
       args.collect = list.collect;
-      args.zero = {zeros.data(), 64};
+      args.preset = {zeros.data(), 64};
       args.workspace = workspace.data();
       cuda::launch_attention(device(), stream(), args);
       const auto fused = out.values();

@@ -78,7 +78,10 @@ class ZigzagGroup final : public kernels::LinearGroup {
 
   void reserve(int64_t M) override {
     const int64_t many = M > kFew ? int64_t(inputs_.bytes(std::min(M, kManyChunk))) : 0;
-    scratch<Scratch::inputs>(size_t(std::max(few_layout(std::clamp<int64_t>(M, 1, kFew)).total, many)));
+    int64_t few = 0;  // one token may need more than several do: each worker has sums of its own
+    for (int64_t tokens = 1; tokens <= std::clamp<int64_t>(M, 1, kFew); ++tokens)
+      few = std::max(few, few_layout(tokens).total);
+    scratch<Scratch::inputs>(size_t(std::max(few, many)));
   }
 
   int64_t weight_bytes() const override { return K_ * column_bytes_; }

@@ -53,5 +53,8 @@ int64_t attention_workspace_bytes(const Device&, int64_t, int64_t, int64_t, int6
 void launch_attention(const Device&, Stream&, const AttentionArgs&) { refuse(); }
 int64_t argmax_workspace_bytes(int64_t) { refuse(); }
 void launch_argmax(const Device&, Stream&, const ArgmaxArgs&) { refuse(); }
+void launch_count_inactive(const Device&, Stream&, const float*, int64_t, const float*, float, unsigned long long*) {
+  refuse();
+}
 
 }  // namespace lacuna::cuda

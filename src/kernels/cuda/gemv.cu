@@ -36,7 +36,7 @@ int64_t segment_columns(int64_t K, int segments) { return (K + segments - 1) / s
 GemvParams make_params(const ColumnForm& form, const GemvPlan& plan, const GemvArgs& args) {
   GemvParams p{};
   p.codes = args.weights.codes, p.headers = args.weights.headers;
-  p.x = args.x, p.threshold = args.threshold;
+  p.x = args.x, p.up = args.up, p.norms = args.norms, p.threshold = args.threshold;
   p.list = args.list, p.count = args.count;
   p.y = args.y, p.zero = args.zero;
   p.K = int(args.weights.K), p.segments = plan.segments;
@@ -84,6 +84,7 @@ void launch_gemv(const Device& device, Stream& stream, const layout::Layout& lay
   if (plan.segments < least_segments(K) || plan.segments > kMostSegments)
     throw Error("{} segments of {} columns; there must be {} to {}", plan.segments, K, least_segments(K),
                 kMostSegments);
+  if (args.up != nullptr && args.inputs == Inputs::list) throw Error("a gate's inputs are not taken from a list");
   if (args.weights.rows == 0) return;
   if (args.weights.rows > kMostRows)
     throw Error("{} superblock rows; the CUDA kernels take at most {}", args.weights.rows, kMostRows);

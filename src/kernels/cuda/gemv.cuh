@@ -24,7 +24,7 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 /// GemvArgs as the kernel wants them.
 struct GemvParams {
   const std::byte *codes, *headers;
-  const float* x;
+  const float *x, *up, *norms;
   float threshold;
   const int32_t *list, *count;
   float *y, *zero;
@@ -34,6 +34,12 @@ struct GemvParams {
   Workspace workspace;
   unsigned early_codes, early_headers;  // bytes of a segment
 };
+
+/// Input k.
+__device__ __forceinline__ float input_of(const GemvParams& p, int k) {
+  const float x = __ldcg(p.x + k);
+  return p.up == nullptr ? x : silu(x) * __ldcg(p.up + k);
+}
 
 /// Asks for the first bytes of the block's segment, in L2.
 __device__ __forceinline__ void fetch_early(const std::byte* from, unsigned bytes) {
@@ -49,7 +55,7 @@ struct Collected {
 
   /// All threads; returns how many there are. Each warp counts a stretch of the columns by ballots; the counts of the
   /// warps before say where it writes.
-  __device__ __forceinline__ int collect(const float* from, int n, float threshold) {
+  __device__ __forceinline__ int collect(const GemvParams& p, int k0, int n) {
     constexpr int kRounds = kSegmentColumns / kWarps / kWarpSize;
     const int lane = int(threadIdx.x) % kWarpSize, w = int(threadIdx.x) / kWarpSize;
     const int stretch = (n + kWarps - 1) / kWarps, begin = w * stretch, end = min(n, begin + stretch);
@@ -58,13 +64,15 @@ struct Collected {
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       const int k = begin + i * kWarpSize + lane;
-      values[i] = k < end ? __ldcg(from + k) : 0.0f;
+      values[i] = k < end ? input_of(p, k0 + k) : 0.0f;
     }
     int mine = 0;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       const int k = begin + i * kWarpSize + lane;
-      masks[i] = __ballot_sync(kAllLanes, k < end && !(fabsf(values[i]) < threshold));
+      float size = fabsf(values[i]);
+      if (p.norms != nullptr && k < end) size *= __ldg(p.norms + k0 + k);
+      masks[i] = __ballot_sync(kAllLanes, k < end && !(size < p.threshold));
       mine += __popc(masks[i]);
     }
     if (lane == 0) counts[w] = mine;
@@ -179,7 +187,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
       begin = int(share_begin(count, i, workers, p.share_factor));
       end = int(share_begin(count, i + 1, workers, p.share_factor));
     } else {
-      const int count = collected.collect(p.x + k0, n, p.threshold);
+      const int count = collected.collect(p, k0, n);
       begin = count * w / kWarps, end = count * (w + 1) / kWarps;
     }
   }
@@ -233,7 +241,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
     if constexpr (kInputs == Inputs::threshold)
       x = collected.x[i];
     else
-      x = __ldcg(p.x + (kInputs == Inputs::dense ? k0 : 0) + column);
+      x = input_of(p, (kInputs == Inputs::dense ? k0 : 0) + column);
     if (lane >= count) x = 0;
 
     // norm makes the largest factor 2^14 to 2^15, back = 1 / norm; not a number and infinity stay what they are.

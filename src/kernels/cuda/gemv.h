@@ -20,7 +20,7 @@ struct Columns {
 
 enum class Inputs : uint8_t {
   dense,
-  threshold,  // input k counts unless |x[k]| < threshold: equality, NaN and infinity count
+  threshold,  // input k counts unless |x[k]| < threshold (times norms[k]): equality, NaN and infinity count
   list,       // those of a list count
 };
 
@@ -47,8 +47,10 @@ struct Workspace {
 struct GemvArgs {
   Columns weights;
   Inputs inputs = Inputs::dense;
-  const float* x = nullptr;  // [K]
+  const float* x = nullptr;   // [K]
+  const float* up = nullptr;  // [K]: the inputs are silu(x[k]) * up[k] (SwiGLU); nullptr: they are x. Not with a list
   float threshold = 0;
+  const float* norms = nullptr;   // [K]: inputs count by |x[k]| * norms[k], or nullptr
   const int32_t* list = nullptr;  // ascending, in [0, K)
   const int32_t* count = nullptr;
   /// [256 rows], aligned to 16 bytes, zeros before the launch (with a workspace anything). Outputs from a part's N to

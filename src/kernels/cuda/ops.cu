@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows(const __grid_constant_
     for (int i = 0; i < 4; ++i) v[r][i] += more[i];
     store4(x, k, range.end, aligned, v[r]);
   }
-  write_zeros(a.zero);
+  write_preset(a.preset);
   cluster_wait();
   if (a.weight != nullptr) {
     float mean = 0;
@@ -88,8 +88,6 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows(const __grid_constant_
 
 // ---- Gates ----
 
-__device__ __forceinline__ float silu(float g) { return g / (1 + __expf(-g)); }
-
 template <int kRounds>
 __global__ void __launch_bounds__(kMostThreads) gate_values(const __grid_constant__ GateArgs a) {
   __shared__ ListStorage<kRounds> list;
@@ -116,7 +114,7 @@ __global__ void __launch_bounds__(kMostThreads) gate_values(const __grid_constan
     if (a.gate != Gate::none) store4(a.out, k, range.end, true, v[r]);
     marks[r] = mark_active(a.collect, v[r], k, range.end);
   }
-  write_zeros(a.zero);
+  write_preset(a.preset);
   cluster_wait();
   write_list<kRounds>(a.collect, marks, range.first, range.step, list);
 }
@@ -136,7 +134,7 @@ __global__ void __launch_bounds__(256) gate_many(const __grid_constant__ GateArg
     }
     store4(a.out, k, a.count, true, v);
   }
-  write_zeros(a.zero);
+  write_preset(a.preset);
 }
 
 __global__ void __launch_bounds__(256) add_values(const float* y, int64_t count, float* x) {
@@ -226,6 +224,20 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax(const __grid_constant__
   if (a.position != nullptr && blockIdx.y == 0) *a.position += 1;
 }
 
+__global__ void __launch_bounds__(256)
+    count_inactive(const float* x, int64_t K, const float* norms, float t, unsigned long long* count) {
+  wait_for_predecessors();
+  launch_dependents();
+  int mine = 0;
+  for (int64_t k = blockIdx.x * int64_t{256} + threadIdx.x; k < K; k += gridDim.x * int64_t{256}) {
+    float size = fabsf(__ldcg(x + k));
+    if (norms != nullptr) size *= __ldg(norms + k);
+    mine += int(size < t);
+  }
+  mine = __reduce_add_sync(0xffffffffu, mine);
+  if (threadIdx.x % 32 == 0 && mine > 0) atomicAdd(count, static_cast<unsigned long long>(mine));
+}
+
 }  // namespace
 
 void launch_norm(const Device& device, Stream& stream, const NormArgs& args) {
@@ -256,6 +268,11 @@ void launch_argmax(const Device& device, Stream& stream, const ArgmaxArgs& args)
   const int64_t blocks =
       std::clamp<int64_t>((args.N + 8 * kArgmaxThreads - 1) / (8 * kArgmaxThreads), 1, device.info().multiprocessors);
   launch_kernel(device, stream, argmax, {dim3(unsigned(blocks), unsigned(args.M)), kArgmaxThreads}, args);
+}
+
+void launch_count_inactive(const Device& device, Stream& stream, const float* x, int64_t K, const float* norms, float t,
+                           unsigned long long* count) {
+  launch_kernel(device, stream, count_inactive, {dim3(blocks_for(device, K)), 256}, x, K, norms, t, count);
 }
 
 }  // namespace lacuna::cuda

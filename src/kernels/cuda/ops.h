@@ -22,10 +22,11 @@ struct Collect {
   int32_t* count = nullptr;
 };
 
-/// Set to zeros on the way, for launches after this one that add to it. count: a multiple of 4; aligned to 16 bytes.
-struct Zero {
+/// What launches after this one add to is set on the way. count: a multiple of 4; both aligned to 16 bytes.
+struct Preset {
   float* data = nullptr;
   int64_t count = 0;
+  const float* values = nullptr;  // [count]: biases; nullptr: zeros
 };
 
 /// Inputs that one token's list can be of.
@@ -42,7 +43,7 @@ struct NormArgs {
   int64_t M = 1, K = 0;
   float* y = nullptr;  // [M, K], may be x
   Collect collect;     // of y; M = 1
-  Zero zero;
+  Preset preset;
 };
 void launch_norm(const Device& device, Stream& stream, const NormArgs& args);
 
@@ -54,7 +55,7 @@ struct GateArgs {
   float* out = nullptr;       // [count], may be x or up; none: not written
   int64_t count = 0;
   Collect collect;  // of the result, count is K
-  Zero zero;
+  Preset preset;
 };
 void launch_gate(const Device& device, Stream& stream, const GateArgs& args);
 
@@ -98,7 +99,7 @@ struct AttentionArgs {
   float scale = 0;
   float* out = nullptr;  // [M, n_heads, head_dim], rows q_stride apart
   Collect collect;       // of out, K = n_heads * head_dim; M = 1
-  Zero zero;
+  Preset preset;
   std::byte* workspace = nullptr;  // zeros before the first launch; launches that overlap need one each
 };
 int64_t attention_workspace_bytes(const Device& device, int64_t M, int64_t n_heads, int64_t n_kv_heads,
@@ -116,5 +117,10 @@ struct ArgmaxArgs {
 };
 int64_t argmax_workspace_bytes(int64_t M);
 void launch_argmax(const Device& device, Stream& stream, const ArgmaxArgs& args);
+
+/// *count += the number of inputs k for which |x[k]| < t (|x[k]| * norms[k] < t where norms is no nullptr): those that
+/// a threshold leaves out. x: [K].
+void launch_count_inactive(const Device& device, Stream& stream, const float* x, int64_t K, const float* norms, float t,
+                           unsigned long long* count);
 
 }  // namespace lacuna::cuda

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kWarps * 32, resident_blocks(kHeads))
   if (warp < n_heads) head = load_head(h.q + m * h.q_stride + (head0 + warp) * D, D);
   if (storing) new_key = load_head(h.k + place_kv, D), new_value = load_head(h.v + place_kv, D);
   const int64_t at = __ldcg(h.position) + m;
-  write_zeros(a.zero);
+  write_preset(a.preset);
 
   const int64_t begin = a.window > 0 ? max(int64_t{0}, at - a.window + 1) : 0, seen = at + 1 - begin;
   const int wanted = seen <= kWholeRange ? 1 : int(min(int64_t(p.ranges), (seen + kLeastRange - 1) / kLeastRange));

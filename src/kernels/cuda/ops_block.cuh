@@ -163,11 +163,12 @@ __device__ __forceinline__ void store4(float* row, int64_t k, int64_t end, bool 
 }
 
 /// All blocks of the grid together.
-__device__ __forceinline__ void write_zeros(const Zero& zero) {
+__device__ __forceinline__ void write_preset(const Preset& preset) {
   const int64_t block = blockIdx.x + int64_t(gridDim.x) * (blockIdx.y + int64_t(gridDim.y) * blockIdx.z);
   const int64_t blocks = int64_t(gridDim.x) * gridDim.y * gridDim.z;
-  for (int64_t i = block * blockDim.x + threadIdx.x; i < zero.count / 4; i += blocks * blockDim.x)
-    reinterpret_cast<float4*>(zero.data)[i] = make_float4(0, 0, 0, 0);
+  for (int64_t i = block * blockDim.x + threadIdx.x; i < preset.count / 4; i += blocks * blockDim.x)
+    reinterpret_cast<float4*>(preset.data)[i] =
+        preset.values != nullptr ? __ldg(reinterpret_cast<const float4*>(preset.values) + i) : make_float4(0, 0, 0, 0);
 }
 
 }  // namespace lacuna::cuda

@@ -66,4 +66,7 @@ __device__ __forceinline__ void reduce_add(float* to, float4 v) {
 __device__ __forceinline__ __half2 as_half2(uint32_t bits) { return *reinterpret_cast<__half2*>(&bits); }
 __device__ __forceinline__ uint32_t as_bits(__half2 v) { return *reinterpret_cast<uint32_t*>(&v); }
 
+/// g * sigmoid(g).
+__device__ __forceinline__ float silu(float g) { return g / (1 + __expf(-g)); }
+
 }  // namespace lacuna::cuda

@@ -1,0 +1,115 @@
+#include "eval/cuda_decode.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <span>
+
+#include "core/error.h"
+#include "core/rng.h"
+
+namespace lacuna::eval {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kCheckTokens = 4;
+/// A product on the device is off by 1.2e-3 of its size, on the CPU by about 6e-3 (8-bit inputs); layers add to that.
+constexpr double kLargestDeviation = 0.1;
+
+std::vector<int32_t> random_ids(int64_t count, int64_t n_vocab, uint64_t seed) {
+  Rng rng(seed);
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (int32_t& id : ids) id = int32_t(rng.below(uint64_t(n_vocab)));
+  return ids;
+}
+
+}  // namespace
+
+double check_cuda_decoder(model::CudaDecoder& decoder, model::Decoder& cpu) {
+  const int64_t tokens = std::min(kCheckTokens, decoder.capacity());
+  model::Session session(cpu, tokens);
+  decoder.truncate(0);
+  double worst = 0;
+  for (const int32_t id : random_ids(tokens, decoder.config().n_vocab, 1)) {
+    const std::span<const float> expected = cpu.forward(session, {&id, 1}), found = decoder.forward({&id, 1});
+    double error = 0, norm = 0;
+    for (size_t v = 0; v < expected.size(); ++v) {
+      const double e = expected[v], d = found[v] - e;
+      error += d * d;
+      norm += e * e;
+    }
+    const double deviation = std::sqrt(error / std::max(norm, 1e-30));
+    if (!(deviation < kLargestDeviation))
+      throw Error("the logits of the device differ from the CPU's by {:.3g} of their size; expected less than {}",
+                  deviation, kLargestDeviation);
+    worst = std::max(worst, deviation);
+  }
+  decoder.truncate(0);
+  return worst;
+}
+
+std::vector<BenchRow> bench_cuda_decode(model::CudaDecoder& decoder, const io::Checkpoint& checkpoint, double deviation,
+                                        const CudaDecodeOptions& options) {
+  const int64_t tokens = options.tokens, depth = options.depth;
+  const int64_t n_vocab = decoder.config().n_vocab;
+  if (depth + tokens > decoder.capacity())
+    throw Error("--context {} and --gen {} need {} positions, but the decoder has {}", depth, tokens, depth + tokens,
+                decoder.capacity());
+  std::vector<Group> groups = model_groups(checkpoint);
+  groups.push_back(head_group(checkpoint));
+  BenchRow row;
+  row.bench = "decode";
+  row.layout = layouts_of(groups);
+  row.bytes = decoder.weight_bytes();
+  row.checked = true;
+  row.deviation = deviation;
+
+  const int32_t first = random_ids(1, n_vocab, 3)[0];
+  decoder.truncate(0);
+  decoder.append(random_ids(depth, n_vocab, 2));
+  // Once with counts, which the timed runs do not keep. It also finds the tokens.
+  decoder.count_inputs(true);
+  std::vector<int32_t> ids = {first};
+  for (int64_t t = 0; t < tokens; ++t) {
+    const std::span<const float> logits = decoder.forward({&ids.back(), 1});
+    ids.push_back(int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+  }
+  const model::SparsityCounts counts = decoder.sparsity_counts();
+  decoder.count_inputs(false);
+  if (counts.tokens > 0) {
+    // Of the timed tokens: those of the dense prefix leave nothing out.
+    row.act_sparsity = counts.share() * double(counts.tokens) / double(tokens);
+    double layers = 0;
+    for (const auto& layer : counts.bytes)
+      for (const int64_t part : layer) layers += double(part);
+    row.bytes -= int64_t(row.act_sparsity * layers);
+  }
+
+  std::vector<BenchRow> rows;
+  const auto time = [&](const std::string& what, const auto& run) {
+    std::vector<double> times;
+    for (int i = -2; i < options.runs; ++i) {
+      decoder.truncate(depth);
+      decoder.wait();
+      const auto start = Clock::now();
+      run();
+      decoder.wait();
+      if (i >= 0)
+        times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count() / double(tokens));
+    }
+    row.what = what;
+    set_times(row, std::move(times));
+    row.tok_s = 1e3 / row.median_ms;
+    rows.push_back(row);
+  };
+  time(fmt::format("{} tokens at depth {}", tokens, depth), [&] { decoder.follow(first, tokens); });
+  time(fmt::format("{} tokens at depth {}, logits on the host", tokens, depth), [&] {
+    for (int64_t t = 0; t < tokens; ++t) decoder.forward({&ids[size_t(t)], 1});
+  });
+  return rows;
+}
+
+}  // namespace lacuna::eval

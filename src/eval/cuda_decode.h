@@ -1,0 +1,29 @@
+// src/eval/cuda_decode.h - decoding on a CUDA device.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "eval/group_bench.h"
+#include "io/checkpoint.h"
+#include "model/cuda_decoder.h"
+#include "model/decoder.h"
+
+namespace lacuna::eval {
+
+struct CudaDecodeOptions {
+  int64_t tokens = 128, depth = 0;
+  int runs = 10;
+};
+
+/// The largest relative root mean square difference of a few tokens' logits from the CPU's decoder of the same
+/// weights, both dense. Throws Error when it is too large for the rounding of either.
+double check_cuda_decoder(model::CudaDecoder& decoder, model::Decoder& cpu);
+
+/// Generation of `tokens` ids one by one after `depth` others, as the decoder is set; the time is that of one token.
+/// Two rows: each next token chosen on the device, and each token's logits read by the host. deviation: of
+/// check_cuda_decoder(). Throws Error where the context does not hold them.
+std::vector<BenchRow> bench_cuda_decode(model::CudaDecoder& decoder, const io::Checkpoint& checkpoint, double deviation,
+                                        const CudaDecodeOptions& options);
+
+}  // namespace lacuna::eval
