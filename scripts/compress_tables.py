@@ -4,7 +4,8 @@
 Tables: pruning (50 to 90%), quantization (INT4, INT3, INT2), joint (25, 50, 75% with INT4, and INT2 beside the last at the same stored bits).
 Every row compresses the model with `lacuna compress`, then runs `lacuna perplexity` (protocol hf) on each text. The dense model's row
 comes first; with --dense a run whose dense perplexity is off by more than 0.5% is refused. Rows that the output file already has, made by
-the same command line and commit, are kept: a run that was stopped goes on. Standard library only.
+the same commit, are kept: a run that was stopped goes on, with more tables or columns where they are asked for. A method that takes longer
+than --limit is stopped, and its row says so. Standard library only.
 """
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from bench_peers import ROOT, Failure, commit, device, json_lines, note, portabl
 
 PRUNING = ["magnitude", "wanda", "sparsegpt", "awp", "awp+"]
 QUANTIZATION = ["rtn", "gptq", "awq", "awp", "awp+"]
+PATTERN = ["magnitude", "wanda", "sparsegpt", "awp", "awp+"]
 JOINT = ["awq+wanda", "wanda+awq", "sparsegpt", "awp", "awp+"]
 
 
@@ -33,10 +35,14 @@ def settings(table: str, group: int) -> list[tuple[str, list[str]]]:
         return [(f"{s}%", ["--sparsity", str(s)]) for s in (50, 60, 70, 80, 90)]
     if table == "quantization":
         return [(f"INT{b}", ["--bits", str(b), *grid]) for b in (4, 3, 2)]
+    if table == "2:4":
+        return [("2:4", ["--pattern", "2:4"])]
     return [(f"{s}% + INT4", ["--sparsity", str(s), "--bits", "4", *grid]) for s in (25, 50, 75)]
 
 
-METHODS = {"pruning": PRUNING, "quantization": QUANTIZATION, "joint": JOINT}
+# Dropping as their papers do, where that is not the same number in each row.
+PATTERNS = {"magnitude": ["--pattern", "unstructured"], "sparsegpt": ["--pattern", "unstructured"]}
+METHODS = {"pruning": PRUNING, "2:4": PATTERN, "quantization": QUANTIZATION, "joint": JOINT}
 
 
 def perplexity(binary: str, model: Path, text: Path, ctx: int, chunks: int, threads: int) -> dict:
@@ -45,6 +51,13 @@ def perplexity(binary: str, model: Path, text: Path, ctx: int, chunks: int, thre
         command += ["--chunks", str(chunks)]
     row = json_lines(run(command).stdout, command)[-1]
     return {key: row[key] for key in ("ppl", "stderr", "tokens", "text_sha256")}
+
+
+def cell(row: dict, text: str) -> str:
+    if "perplexity" not in row:
+        return "stopped"
+    value = row["perplexity"][text]["ppl"]
+    return f"{value:.2f}" if value < 1e5 else f"{value:.3g}"
 
 
 def main() -> int:
@@ -56,6 +69,7 @@ def main() -> int:
     parser.add_argument("--tables", default="pruning,quantization,joint")
     parser.add_argument("--columns", help="only these columns, e.g. 50%%,INT4")
     parser.add_argument("--methods", help="only these methods")
+    parser.add_argument("--limit", type=int, default=1800, help="seconds that compressing may take (%(default)s)")
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--group-size", type=int, default=128)
@@ -69,17 +83,18 @@ def main() -> int:
     texts = dict(entry.split("=", 1) for entry in a.text)
     expected = {name: float(ppl) for name, ppl in (entry.split("=", 1) for entry in a.dense)}
 
+    made_from = commit()  # now: files may be edited while this runs
     kept = {"rows": []}
     if a.output.is_file():
         kept = json.loads(a.output.read_text())
-        if kept.get("commit") != commit():
+        if kept.get("commit") != made_from:
             note(f"{a.output}: made from another commit; its rows are made anew")
             kept = {"rows": []}
     rows: list[dict] = kept["rows"]
     found = {row["key"]: row for row in rows}
 
     def save() -> None:
-        write_json(a.output, {"command": portable_command(shlex.join(["scripts/compress_tables.py", *sys.argv[1:]])), "commit": commit(),
+        write_json(a.output, {"command": portable_command(shlex.join(["scripts/compress_tables.py", *sys.argv[1:]])), "commit": made_from,
                               "date": datetime.date.today().isoformat(), "device": f"{device()}, {a.threads} threads", "driver": "none",
                               "rows": rows})
 
@@ -91,7 +106,8 @@ def main() -> int:
             found[key] = {"key": key, **make()}
             rows.append(found[key])
             save()
-            note(f"  {key}: " + ", ".join(f"{name} {score['ppl']:.4g}" for name, score in found[key]["perplexity"].items()))
+            scores = [f"{name} {score['ppl']:.4g}" for name, score in found[key].get("perplexity", {}).items()]
+            note(f"  {key}: " + (", ".join(scores) or f"stopped after {a.limit} s"))
         return found[key]
 
     dense = add("dense", lambda: {"model": a.model.name, "perplexity": scored(a.model)})
@@ -105,7 +121,13 @@ def main() -> int:
             out = Path(folder) / "model.gguf"
             command = [a.lacuna, "compress", str(a.model), "-o", str(out), "--calib", str(a.calib), "--method", method, *flags,
                        "--samples", str(a.samples), "--seq-len", str(a.seq_len), "--inputs", a.inputs, "--threads", str(a.threads), "--json"]
-            report = json_lines(run(command).stdout, command)
+            try:
+                process = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=a.limit, check=False)
+            except subprocess.TimeoutExpired:
+                return {"model": a.model.name, "method": method, "flags": " ".join(flags), "stopped_after_s": a.limit}
+            if process.returncode != 0:
+                raise Failure(f"{shlex.join(command)}: exit status {process.returncode}\n{process.stderr[-2000:]}")
+            report = json_lines(process.stdout, command)
             summary = report[-1]
             matrices = report[:-1]
             return {"model": a.model.name, "method": method, "flags": " ".join(flags), "layout": matrices[0]["layout"],
@@ -118,15 +140,15 @@ def main() -> int:
             raise Failure(f"--tables {table}: known are {', '.join(METHODS)}")
         columns = [c for c in settings(table, a.group_size) if not a.columns or c[0] in a.columns.split(",")]
         methods = [m for m in METHODS[table] if not a.methods or m in a.methods.split(",")]
-        for title, flags in columns:
+        for title, common in columns:
             for method in methods:
+                flags = common + (PATTERNS.get(method, []) if "--sparsity" in common else [])
                 add(f"{table} {title} {method}", lambda method=method, flags=flags: compressed(method, flags))
         for name in texts:
             print(f"{table}, perplexity on {name} (dense {dense['perplexity'][name]['ppl']:.2f})")
             print(f"  {'':<12}" + "".join(f"{title:>12}" for title, _ in columns))
             for method in methods:
-                cells = [found[f"{table} {title} {method}"]["perplexity"][name]["ppl"] for title, _ in columns]
-                print(f"  {method:<12}" + "".join(f"{cell:>12.2f}" if cell < 1e5 else f"{cell:>12.3g}" for cell in cells))
+                print(f"  {method:<12}" + "".join(f"{cell(found[f'{table} {title} {method}'], name):>12}" for title, _ in columns))
     return 0
 
 

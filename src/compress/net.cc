@@ -26,15 +26,22 @@ Net::Net(const io::Checkpoint& checkpoint, at::Device device, ThreadPool* pool)
   if (embedding_.size(1) != config_.n_embd) {
     project_in_ = read(checkpoint.require("token_embd_proj_in.weight"));
     project_in_bias_ = maybe("token_embd_proj_in.bias");
-    project_out_ = read(checkpoint.require("output_proj.weight"));
-    project_out_bias_ = maybe("output_proj.bias");
   }
   if (config_.positions == model::Positions::learned) positions_ = read(checkpoint.require("position_embd.weight"));
-  head_ = maybe("output.weight");
-  head_bias_ = maybe("output.bias");
-  if (!head_.defined()) head_ = embedding_;
-  if (checkpoint.metadata().boolean(config_.architecture + ".final_layer_norm").value_or(config_.norm_first))
-    output_norm_ = {read(checkpoint.require("output_norm.weight")), maybe("output_norm.bias")};
+}
+
+Head Net::load_head() const {
+  Head head;
+  head.weight = maybe("output.weight");
+  head.bias = maybe("output.bias");
+  if (!head.weight.defined()) head.weight = embedding_;
+  if (project_in_.defined()) {
+    head.project_out = read(checkpoint_.require("output_proj.weight"));
+    head.project_out_bias = maybe("output_proj.bias");
+  }
+  if (checkpoint_.metadata().boolean(config_.architecture + ".final_layer_norm").value_or(config_.norm_first))
+    head.norm = {read(checkpoint_.require("output_norm.weight")), maybe("output_norm.bias")};
+  return head;
 }
 
 at::Tensor Net::read(const io::Tensor& tensor) const {
@@ -174,7 +181,8 @@ at::Tensor Net::embed(const at::Tensor& ids) const {
   return x;
 }
 
-at::Tensor Net::forward(const Layer& layer, const at::Tensor& hidden, const Tap& tap) const {
+std::pair<at::Tensor, at::Tensor> Net::to_last_input(const Layer& layer, const at::Tensor& hidden,
+                                                     const Tap& tap) const {
   using model::Matrix;
   const auto show = [&](model::Input input, const at::Tensor& x) {
     if (tap) tap(input, x.flatten(0, 1));
@@ -193,14 +201,24 @@ at::Tensor Net::forward(const Layer& layer, const at::Tensor& hidden, const Tap&
   at::Tensor wide = apply(Matrix::up, in);
   wide = config_.mlp == model::Mlp::swiglu ? at::silu(apply(Matrix::gate, in)) * wide : at::relu(wide);
   show(model::Input::ffn_down, wide);
-  x = x + apply(Matrix::down, wide);
+  return {x, wide};
+}
+
+void Net::inputs(const Layer& layer, const at::Tensor& hidden, const Tap& tap) const {
+  to_last_input(layer, hidden, tap);
+}
+
+at::Tensor Net::forward(const Layer& layer, const at::Tensor& hidden, const Tap& tap) const {
+  constexpr auto kDown = size_t(model::Matrix::down);
+  const auto [before, wide] = to_last_input(layer, hidden, tap);
+  const at::Tensor x = before + linear(wide, layer.weight[kDown], layer.bias[kDown]);
   return config_.norm_first ? x : norm(layer.ffn_norm, x);
 }
 
-at::Tensor Net::logits(const at::Tensor& hidden) const {
-  at::Tensor x = output_norm_.weight.defined() ? norm(output_norm_, hidden) : hidden;
-  if (project_out_.defined()) x = linear(x, project_out_, project_out_bias_);
-  return linear(x, head_, head_bias_);
+at::Tensor Net::logits(const Head& head, const at::Tensor& hidden) const {
+  at::Tensor x = head.norm.weight.defined() ? norm(head.norm, hidden) : hidden;
+  if (head.project_out.defined()) x = linear(x, head.project_out, head.project_out_bias);
+  return linear(x, head.weight, head.bias);
 }
 
 }  // namespace lacuna::compress

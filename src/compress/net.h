@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <utility>
 
 #include "core/thread_pool.h"
 #include "io/checkpoint.h"
@@ -22,6 +23,13 @@ namespace lacuna::compress {
 
 struct Norm {
   at::Tensor weight, bias;  // [n_embd]; bias only of layer norms
+};
+
+/// What makes logits of the last layer's result.
+struct Head {
+  at::Tensor weight, bias;                   // [n_vocab, width]
+  at::Tensor project_out, project_out_bias;  // [width, n_embd] where the embeddings are narrower than the net
+  Norm norm;                                 // undefined weight: none
 };
 
 /// One layer's tensors. Matrices are [N, K], by model::Matrix; gate is undefined in nets that are not gated, a bias
@@ -45,18 +53,23 @@ class Net {
   const model::Config& config() const { return config_; }
   at::Device device() const { return device_; }
   Layer load_layer(int64_t index) const;
+  Head load_head() const;
 
   /// ids: [windows, tokens] int64, each window from position 0 -> [windows, tokens, n_embd].
   at::Tensor embed(const at::Tensor& ids) const;
   /// hidden: [windows, tokens, n_embd] -> the same after the layer.
   at::Tensor forward(const Layer& layer, const at::Tensor& hidden, const Tap& tap = {}) const;
+  /// Calls tap for the inputs of the layer's matrices, as forward does, and leaves out what comes after the last.
+  void inputs(const Layer& layer, const at::Tensor& hidden, const Tap& tap) const;
   /// [windows, tokens, n_embd] -> [windows, tokens, n_vocab].
-  at::Tensor logits(const at::Tensor& hidden) const;
+  at::Tensor logits(const Head& head, const at::Tensor& hidden) const;
 
   /// A tensor of the checkpoint in GGUF's order of rows, decoded: [N, K] of a matrix, [n] of a vector.
   at::Tensor read(const io::Tensor& tensor) const;
 
  private:
+  /// What the layer adds its last matrix's product to, and that matrix's input.
+  std::pair<at::Tensor, at::Tensor> to_last_input(const Layer& layer, const at::Tensor& hidden, const Tap& tap) const;
   at::Tensor norm(const Norm& weights, const at::Tensor& x) const;
   at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const;
   at::Tensor attend(const Layer& layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
@@ -68,8 +81,7 @@ class Net {
   at::Device device_;
   ThreadPool* pool_;
   bool adjacent_ = false;  // rotary pairs of the rows as read() orders them
-  at::Tensor embedding_, positions_, project_in_, project_in_bias_, project_out_, project_out_bias_, head_, head_bias_;
-  Norm output_norm_;  // undefined weight: none
+  at::Tensor embedding_, positions_, project_in_, project_in_bias_;
 };
 
 }  // namespace lacuna::compress

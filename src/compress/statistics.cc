@@ -1,19 +1,33 @@
 #include "compress/statistics.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace lacuna::compress {
+namespace {
+
+/// Adds x^T x to sum, in blocks of rows from the diagonal to the right: the rest follows from symmetry.
+void add_half_of_moment(const at::Tensor& x, at::Tensor& sum) {
+  constexpr int64_t kBlock = 128;
+  const int64_t K = x.size(1);
+  for (int64_t first = 0; first < K; first += kBlock) {
+    const int64_t rows = std::min(kBlock, K - first);
+    const at::Tensor right = x.narrow(1, first, K - first);
+    sum.narrow(0, first, rows).narrow(1, first, K - first).add_(at::mm(x.narrow(1, first, rows).t(), right));
+  }
+}
+
+}  // namespace
 
 void StatisticsSums::add(model::Input input, const at::Tensor& x) {
   Sum& sum = sums_[size_t(input)];
-  const at::Tensor moment = at::matmul(x.t(), x).to(at::kDouble), abs = x.abs().sum(0, false, at::kDouble);
   if (sum.tokens == 0) {
-    sum.moment = moment;
-    sum.abs = abs;
-  } else {
-    sum.moment.add_(moment);
-    sum.abs.add_(abs);
+    sum.moment = at::zeros({x.size(1), x.size(1)}, x.options().dtype(at::kDouble));
+    sum.abs = at::zeros({x.size(1)}, x.options().dtype(at::kDouble));
   }
+  add_half_of_moment(x, sum.moment);
+  sum.abs.add_(x.abs().sum(0, false, at::kDouble));
   sum.tokens += x.size(0);
 }
 
@@ -24,9 +38,8 @@ std::array<solver::Statistics, model::kInputs> StatisticsSums::finish(int64_t la
     if (!at::isfinite(sum.moment).all().item<bool>())
       throw Error("layer {}: the second moment of {} is not finite; its calibration inputs are too large for float32",
                   layer, model::name_of(model::Input(i)));
-    const at::Tensor mean = sum.moment / double(sum.tokens);
-    // The product of a matrix with its transpose is symmetric up to rounding; solvers take it as symmetric.
-    out[i] = {((mean + mean.t()) * 0.5).to(at::kFloat), (sum.abs / double(sum.tokens)).to(at::kFloat), sum.tokens};
+    const at::Tensor upper = (sum.moment / double(sum.tokens)).to(at::kFloat).triu();
+    out[i] = {upper + upper.triu(1).t(), (sum.abs / double(sum.tokens)).to(at::kFloat), sum.tokens};
   }
   return out;
 }

@@ -22,7 +22,7 @@ class StatisticsSums {
 
  private:
   struct Sum {
-    at::Tensor moment, abs;  // [K, K], [K]
+    at::Tensor moment, abs;  // [K, K], of which blocks on and right of the diagonal are summed; [K]
     int64_t tokens = 0;
   };
   std::array<Sum, model::kInputs> sums_;

@@ -14,6 +14,7 @@
 #include "core/progress.h"
 #include "core/sha256.h"
 #include "io/atomic_file.h"
+#include "solver/check.h"
 #include "solver/project.h"
 #include "solver/solve.h"
 
@@ -151,7 +152,7 @@ std::array<at::Tensor, model::kInputs> fold_input_scales(
       if (model::input_of(Matrix(m)) == input && layer.weight[m].defined()) readers.push_back(layer.weight[m]);
     const solver::Problem problem{
         .W = at::cat(readers), .stats = statistics[i], .grid = options.grid, .pattern = options.pattern, .options = {}};
-    scales[i] = solver::solve(options.method, problem).input_scale;
+    scales[i] = solver::input_scale(solver::method(options.method), problem);
   }
   // All are searched on the layer as it was.
   for (size_t i = 0; i < scales.size(); ++i) {
@@ -229,20 +230,6 @@ MatrixReport solve_matrix(const std::string& name, const at::Tensor& W, const so
   return report;
 }
 
-void check_method(const WalkOptions& options) {
-  using Does = solver::Method::Does;
-  const solver::Method& method = solver::method(options.method);
-  const bool drops = options.pattern.kind != solver::Pattern::Kind::none, rounds = options.grid.bits > 0;
-  const auto fail = [&](const char* what) { throw Error("--method {} {}", options.method, what); };
-  if (method.does == Does::prune && rounds)
-    fail("drops weights and does not round them; leave --bits out, or try awp+");
-  if (method.does == Does::prune && !drops) fail("drops weights; give --sparsity or a pattern N:M");
-  if (method.does == Does::quantize && drops)
-    fail("rounds weights and drops none; leave --sparsity and --pattern out, or try awp+");
-  if (method.does == Does::quantize && !rounds) fail("rounds weights; give --bits");
-  if (method.does == Does::both && !(drops && rounds)) fail("drops and rounds weights; give --sparsity and --bits");
-}
-
 const layout::Layout& chosen_layout(const WalkOptions& options) {
   if (options.layout == "auto") return automatic_layout(options.grid, options.pattern);
   const layout::Layout* found = layout::find(options.layout);
@@ -253,7 +240,7 @@ const layout::Layout& chosen_layout(const WalkOptions& options) {
 }  // namespace
 
 void check(const WalkOptions& options) {
-  check_method(options);
+  solver::check_request(solver::method(options.method), options.grid, options.pattern);
   check_layout(chosen_layout(options), options.grid, options.pattern);
 }
 
@@ -293,6 +280,7 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
   const auto step = [&](int64_t windows) {
     if (progress) progress->add(windows);
   };
+  const bool dense_inputs = options.inputs == Inputs::dense;
   for (int64_t index = 0; index < layers; ++index) {
     const std::string path = layer_path(options.work_folder, index);
     Layer layer = net.load_layer(index);
@@ -315,12 +303,18 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
       step(2 * hidden.windows());
     } else {
       StatisticsSums sums;
-      for (int64_t w = 0; w < hidden.windows(); ++w, step(1))
-        net.forward(dense, hidden.get(w), [&](model::Input input, const at::Tensor& x) { sums.add(input, x); });
+      const auto add = [&](model::Input input, const at::Tensor& x) { sums.add(input, x); };
+      for (int64_t w = 0; w < hidden.windows(); ++w, step(1)) {
+        if (dense_inputs && !last) {
+          hidden.set(w, net.forward(dense, hidden.get(w), add), index);
+        } else {
+          net.inputs(dense, hidden.get(w), add);
+        }
+      }
       const auto statistics = sums.finish(index);
       PackedLayer packed;
       std::array<at::Tensor, model::kInputs> scales;
-      if (solver::method(options.method).needs_mean_abs) {
+      if (solver::method(options.method).input_scale != nullptr) {
         scales = fold_input_scales(net.config(), layer, statistics, options);
         for (const auto& [name, vector] : vectors_of(layer, index))
           if (vector->defined()) packed.tensors.push_back(pack_vector(name, *vector));
@@ -339,8 +333,12 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
       packed.report = rows.dump();
       write_layer(path, packed);
       step(hidden.windows());
+      if (dense_inputs || last) {  // the next layer's inputs are there, or there is no next
+        step(hidden.windows());
+        continue;
+      }
     }
-    const Layer& next = options.inputs == Inputs::compressed ? layer : dense;
+    const Layer& next = dense_inputs ? dense : layer;
     for (int64_t w = 0; w < hidden.windows(); ++w, step(1))
       if (!last) hidden.set(w, net.forward(next, hidden.get(w)), index);
   }

@@ -2,8 +2,8 @@
 //
 // Layer after layer: every window runs through the layer while second moments of its four inputs are added up; each
 // matrix is solved on them; the windows run again through the layer as it is stored, which is what the next layer sees
-// (inputs = compressed), or through the dense one (inputs = dense). All statistics of a layer come from its dense
-// matrices, as in SparseGPT's and Wanda's programs. In memory: the ends of the net, one layer, the windows' hidden
+// (inputs = compressed; with inputs = dense it sees what the first pass gave). All statistics of a layer come from its
+// dense matrices, as in SparseGPT's and Wanda's programs. In memory: the embeddings, one layer, the windows' hidden
 // states (in a mapped file where asked for) and the sums, 8 K^2 bytes for each input of K values.
 //
 // Finished layers lie in the work folder. A walk that was stopped goes on from there and gives the same bytes.

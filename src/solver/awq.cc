@@ -46,13 +46,14 @@ at::Tensor search_clip(const at::Tensor& W, const at::Tensor& C, const Grid& gri
   return best;
 }
 
-/// AWQ of W, which may have been pruned already.
-Scaled quantize(const Problem& problem, const at::Tensor& W) {
+/// The input scales of W, which may have been pruned already.
+at::Tensor search_scale(const Problem& problem, const at::Tensor& W) {
   constexpr int kAlphas = 20;
   const at::Tensor& C = problem.stats.second_moment;
   const Grid& grid = problem.grid;
   const double mean = problem.stats.mean_abs.mean(at::kDouble).item<double>();
   const at::Tensor mean_abs = mean > 0 ? problem.stats.mean_abs / mean : at::ones_like(problem.stats.mean_abs);
+  if (mean_abs.max().equal(mean_abs.min())) return at::ones_like(mean_abs);  // of every power
   at::Tensor scale;
   double least = std::numeric_limits<double>::infinity();
   for (int i = 0; i < kAlphas; ++i) {
@@ -63,10 +64,21 @@ Scaled quantize(const Problem& problem, const at::Tensor& W) {
       scale = tried;
     }
   }
-  const at::Tensor scaled = W * scale;
+  return scale;
+}
+
+/// AWQ of W, which may have been pruned already.
+Scaled quantize(const Problem& problem, const at::Tensor& W) {
+  const at::Tensor& C = problem.stats.second_moment;
+  const Grid& grid = problem.grid;
+  const at::Tensor scale = search_scale(problem, W), scaled = W * scale;
   at::Tensor limit;
   if (problem.options.clip) limit = search_clip(scaled, C / scale.unsqueeze(1) / scale, grid);
   return {round_to_grid(scaled, grid, fit_grid(scaled, grid, limit)), scale};
+}
+
+at::Tensor wanda_keep(const Problem& problem) {
+  return keep_mask(wanda_score(problem.W, problem.stats.second_moment), problem.pattern);
 }
 
 Solution stored(const Scaled& scaled, const Grid& grid, const at::Tensor& keep) {
@@ -87,8 +99,14 @@ Solution awq_wanda(const Problem& problem) {
 }
 
 Solution wanda_awq(const Problem& problem) {
-  const at::Tensor keep = keep_mask(wanda_score(problem.W, problem.stats.second_moment), problem.pattern);
+  const at::Tensor keep = wanda_keep(problem);
   return stored(quantize(problem, masked(problem.W, keep)), problem.grid, keep);
+}
+
+at::Tensor awq_scale(const Problem& problem) { return search_scale(problem, problem.W); }
+
+at::Tensor wanda_awq_scale(const Problem& problem) {
+  return search_scale(problem, masked(problem.W, wanda_keep(problem)));
 }
 
 }  // namespace lacuna::solver

@@ -18,4 +18,8 @@ Solution awq_wanda(const Problem& problem);
 /// Wanda's mask, then AWQ of what it leaves.
 Solution wanda_awq(const Problem& problem);
 
+/// The input scales alone: of awq and awq_wanda, of wanda_awq.
+at::Tensor awq_scale(const Problem& problem);
+at::Tensor wanda_awq_scale(const Problem& problem);
+
 }  // namespace lacuna::solver

@@ -51,37 +51,43 @@ void check_pattern(const Pattern& pattern) {
   }
 }
 
-void check_asked(const Method& method, const Problem& problem) {
-  const bool prune = problem.pattern.kind != Pattern::Kind::none, quantize = problem.grid.bits != 0;
+void check_does(const Method& method, bool prune, bool quantize) {
   switch (method.does) {
     case Method::Does::prune:
-      if (quantize) throw Error("method {} only prunes; leave --bits out, or choose a method that rounds", method.name);
-      if (!prune) throw Error("method {} prunes: it needs a sparsity", method.name);
+      if (quantize)
+        throw Error("method {} drops weights and does not round them; leave --bits out, or try awp+", method.name);
+      if (!prune) throw Error("method {} drops weights; give --sparsity or a pattern N:M", method.name);
       break;
     case Method::Does::quantize:
-      if (prune) throw Error("method {} only quantizes; leave --sparsity out, or choose one that prunes", method.name);
-      if (!quantize) throw Error("method {} quantizes: it needs bits", method.name);
+      if (prune)
+        throw Error("method {} rounds weights and drops none; leave --sparsity and --pattern out, or try awp+",
+                    method.name);
+      if (!quantize) throw Error("method {} rounds weights; give --bits", method.name);
       break;
     case Method::Does::both:
-      if (!prune || !quantize) throw Error("method {} prunes and quantizes: it needs a sparsity and bits", method.name);
+      if (!prune || !quantize)
+        throw Error("method {} drops and rounds weights; give --sparsity and --bits", method.name);
       break;
     case Method::Does::prune_or_both:
-      if (!prune) throw Error("method {} prunes: it needs a sparsity; bits alone are gptq's", method.name);
+      if (!prune) throw Error("method {} drops weights; give --sparsity, or take gptq to round only", method.name);
       break;
     case Method::Does::either_or_both:
-      if (!prune && !quantize) throw Error("method {}: nothing to do; give a sparsity, bits or both", method.name);
+      if (!prune && !quantize) throw Error("method {}: nothing to do; give --sparsity, --bits or both", method.name);
       break;
   }
 }
 
 }  // namespace
 
-void check_problem(const Method& method, const Problem& problem) {
-  check_asked(method, problem);
-  const Grid& grid = problem.grid;
+void check_request(const Method& method, const Grid& grid, const Pattern& pattern) {
+  check_does(method, pattern.kind != Pattern::Kind::none, grid.bits != 0);
   if (grid.bits != 0 && (grid.bits < 1 || grid.bits > 8)) throw Error("{} bits: 1 to 8 can be stored", grid.bits);
   if (grid.group_size < 0) throw Error("group size {}: it must be at least 1, or 0 for whole rows", grid.group_size);
-  check_pattern(problem.pattern);
+  check_pattern(pattern);
+}
+
+void check_problem(const Method& method, const Problem& problem) {
+  check_request(method, problem.grid, problem.pattern);
   const Options& options = problem.options;
   if (!(options.damping >= 0 && options.damping <= 10)) {
     throw Error("damping {}: a share of the mean of the second moment's diagonal, 0 to 10", options.damping);
@@ -103,7 +109,7 @@ void check_problem(const Method& method, const Problem& problem) {
   const double uneven = (C - C.t()).abs_().max().item<double>();
   if (uneven > 1e-3 * largest)
     throw Error("second moment: not symmetric, [i, j] and [j, i] differ by up to {}", uneven);
-  if (method.needs_mean_abs) {
+  if (method.input_scale != nullptr) {
     check_tensor("mean |x|", problem.stats.mean_abs, {K}, W);
     check_finite("mean |x|", problem.stats.mean_abs);
   }

@@ -9,7 +9,10 @@
 
 namespace lacuna::solver {
 
-/// Throws Error, which says what is wrong and where.
+/// Throws Error when the method does not do what is asked for, or when no matrix has such a grid or pattern.
+void check_request(const Method& method, const Grid& grid, const Pattern& pattern);
+
+/// check_request, options and tensors. Throws Error, which says what is wrong and where.
 void check_problem(const Method& method, const Problem& problem);
 
 /// Multiplies two 256 x 256 float matrices and compares with a plain double loop; throws Error where they differ by

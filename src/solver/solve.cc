@@ -21,17 +21,17 @@ using Does = Method::Does;
 using Kind = Pattern::Kind;
 
 constexpr Method kMethods[] = {
-    {"magnitude", "drops the smallest |w|", Does::prune, Kind::unstructured, false, magnitude},
-    {"wanda", "drops the smallest |w| times its input's norm", Does::prune, Kind::row, false, wanda},
-    {"sparsegpt", "column sweep that drops, with bits also rounds", Does::prune_or_both, Kind::unstructured, false,
+    {"magnitude", "drops the smallest |w|", Does::prune, Kind::unstructured, nullptr, magnitude},
+    {"wanda", "drops the smallest |w| times its input's norm", Does::prune, Kind::row, nullptr, wanda},
+    {"sparsegpt", "column sweep that drops, with bits also rounds", Does::prune_or_both, Kind::unstructured, nullptr,
      sparsegpt},
-    {"rtn", "rounds to nearest", Does::quantize, Kind::none, false, rtn},
-    {"gptq", "column sweep that rounds", Does::quantize, Kind::none, false, gptq},
-    {"awq", "rounds with searched input scales and ranges", Does::quantize, Kind::none, true, awq},
-    {"awq+wanda", "awq, then wanda's mask", Does::both, Kind::row, true, awq_wanda},
-    {"wanda+awq", "wanda's mask, then awq", Does::both, Kind::row, true, wanda_awq},
-    {"awp", "projected gradient descent, as published", Does::either_or_both, Kind::row, false, awp},
-    {"awp+", "preconditioned iterations, least squares, coordinate descent", Does::either_or_both, Kind::row, false,
+    {"rtn", "rounds to nearest", Does::quantize, Kind::none, nullptr, rtn},
+    {"gptq", "column sweep that rounds", Does::quantize, Kind::none, nullptr, gptq},
+    {"awq", "rounds with searched input scales and ranges", Does::quantize, Kind::none, awq_scale, awq},
+    {"awq+wanda", "awq, then wanda's mask", Does::both, Kind::row, awq_scale, awq_wanda},
+    {"wanda+awq", "wanda's mask, then awq", Does::both, Kind::row, wanda_awq_scale, wanda_awq},
+    {"awp", "projected gradient descent, as published", Does::either_or_both, Kind::row, nullptr, awp},
+    {"awp+", "preconditioned iterations, least squares, coordinate descent", Does::either_or_both, Kind::row, nullptr,
      awp_plus},
 };
 
@@ -52,6 +52,12 @@ InRange in_range(const Problem& problem) {
   return result;
 }
 
+InRange checked(const Method& method, const Problem& problem) {
+  check_blas();
+  check_problem(method, problem);
+  return in_range(problem);
+}
+
 }  // namespace
 
 std::span<const Method> methods() { return kMethods; }
@@ -68,12 +74,15 @@ const Method& method(std::string_view name) {
 Solution solve(std::string_view name, const Problem& problem) {
   const at::NoGradGuard no_grad;
   const Method& chosen = method(name);
-  check_blas();
-  check_problem(chosen, problem);
-  const InRange scaled = in_range(problem);
+  const InRange scaled = checked(chosen, problem);
   Solution solution = chosen.run(scaled.problem);
   for (double& value : solution.curve) value /= std::sqrt(scaled.factor);
   return solution;
+}
+
+at::Tensor input_scale(const Method& method, const Problem& problem) {
+  const at::NoGradGuard no_grad;
+  return method.input_scale(checked(method, problem).problem);
 }
 
 double loss(const at::Tensor& W, const at::Tensor& Theta, const at::Tensor& C) {

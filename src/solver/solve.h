@@ -36,7 +36,8 @@ struct Method {
   std::string_view name, summary;
   enum class Does : uint8_t { prune, quantize, both, prune_or_both, either_or_both } does;
   Pattern::Kind usual;  // the pattern its paper prunes with; none where it does not prune
-  bool needs_mean_abs;
+  /// Of a method that scales inputs: its answer's input_scale alone, which is what takes mean |x|; else nullptr.
+  at::Tensor (*input_scale)(const Problem&);
   Solution (*run)(const Problem&);
 };
 
@@ -48,6 +49,9 @@ const Method& method(std::string_view name);
 /// Checks the problem, solves it. Throws Error: values that are not finite, shapes that do not fit each other, a method
 /// asked for what it does not do, a C that no damping makes positive definite.
 Solution solve(std::string_view name, const Problem& problem);
+
+/// solve(name, problem).input_scale of a method that scales inputs, without what comes after the search for it.
+at::Tensor input_scale(const Method& method, const Problem& problem);
 
 /// tr((W - Theta) C (W - Theta)^T), summed in double.
 double loss(const at::Tensor& W, const at::Tensor& Theta, const at::Tensor& C);

@@ -60,7 +60,23 @@ TEST_P(NetFixture, GivesTheLogitsOfTransformers) {
       EXPECT_EQ(x.size(1), model::input_widths(net.config())[size_t(input)]);
     });
   EXPECT_EQ(taps, net.config().n_layers * model::kInputs);
-  EXPECT_LE((net.logits(hidden)[0] - truth.logits).abs().max().item<double>(), kTolerance);
+  EXPECT_LE((net.logits(net.load_head(), hidden)[0] - truth.logits).abs().max().item<double>(), kTolerance);
+}
+
+TEST_P(NetFixture, InputsAloneAreThoseOfForward) {
+  const Truth truth = read_truth(GetParam().name);
+  const io::Checkpoint checkpoint = io::Checkpoint::open(GetParam().path);
+  const Net net(checkpoint);
+  const Layer layer = net.load_layer(0);
+  const at::Tensor hidden = net.embed(truth.ids);
+  std::vector<std::pair<model::Input, at::Tensor>> whole, alone;
+  net.forward(layer, hidden, [&](model::Input input, const at::Tensor& x) { whole.emplace_back(input, x); });
+  net.inputs(layer, hidden, [&](model::Input input, const at::Tensor& x) { alone.emplace_back(input, x); });
+  ASSERT_EQ(alone.size(), whole.size());
+  for (size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_EQ(alone[i].first, whole[i].first);
+    EXPECT_TRUE(alone[i].second.equal(whole[i].second));
+  }
 }
 
 TEST_P(NetFixture, WindowsDoNotSeeEachOther) {
@@ -69,7 +85,7 @@ TEST_P(NetFixture, WindowsDoNotSeeEachOther) {
   const Net net(checkpoint);
   at::Tensor hidden = net.embed(at::cat({truth.ids.flip({1}), truth.ids}, 0));
   for (int64_t i = 0; i < net.config().n_layers; ++i) hidden = net.forward(net.load_layer(i), hidden);
-  EXPECT_LE((net.logits(hidden)[1] - truth.logits).abs().max().item<double>(), kTolerance);
+  EXPECT_LE((net.logits(net.load_head(), hidden)[1] - truth.logits).abs().max().item<double>(), kTolerance);
 }
 
 TEST_P(NetFixture, TheRuntimesAttentionGivesTheSame) {
@@ -80,7 +96,7 @@ TEST_P(NetFixture, TheRuntimesAttentionGivesTheSame) {
   const Net net(checkpoint, at::kCPU, &pool);
   at::Tensor hidden = net.embed(at::cat({truth.ids.flip({1}), truth.ids}, 0));
   for (int64_t i = 0; i < net.config().n_layers; ++i) hidden = net.forward(net.load_layer(i), hidden);
-  EXPECT_LE((net.logits(hidden)[1] - truth.logits).abs().max().item<double>(), kTolerance);
+  EXPECT_LE((net.logits(net.load_head(), hidden)[1] - truth.logits).abs().max().item<double>(), kTolerance);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, NetFixture, testing::ValuesIn(cases()), [](const auto& one) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "core/error.h"
 #include "problems.h"
 #include "solver/project.h"
 
@@ -62,6 +63,20 @@ TEST(Awq, ClippingLosesNoMoreWithinGroupsThanNotClipping) {
   const double clipped = lost(problem, solve("awq", problem));
   problem.options.clip = false;
   EXPECT_LT(clipped, lost(problem, solve("awq", problem)));
+}
+
+TEST(Awq, InputScaleAloneIsTheOneOfTheAnswer) {
+  for (const Method& method : methods()) {
+    SCOPED_TRACE(method.name);
+    if (method.input_scale == nullptr) continue;
+    Problem problem = problem_of(24, 96, 7);
+    if (method.does == Method::Does::both) problem.pattern = test::row_pattern(0.5);
+    const at::Tensor scale = input_scale(method, problem);
+    EXPECT_GT(scale.max().item<float>(), scale.min().item<float>());
+    EXPECT_TRUE(scale.equal(solve(method.name, problem).input_scale));
+    problem.stats.mean_abs = at::Tensor();
+    EXPECT_THROW(input_scale(method, problem), Error);
+  }
 }
 
 TEST(AwqWanda, MasksAreWandasOfTheRoundedAndOfTheOriginal) {
