@@ -43,8 +43,12 @@ run() {
 
 run "GPU tests" "$tests" '--gtest_filter=*Cuda*'
 run "GPU tests of the decoder" "$folder/model_test" '--gtest_filter=CudaDecoder*'
-# Real models: those that are here. (eval_test says which were.)
-"$folder/eval_test" '--gtest_filter=*CudaModels*'
+# Real models: those that are here, at least one.
+"$folder/eval_test" '--gtest_filter=*CudaModels*' | tee "$log"
+if ! grep -q '^\[       OK \]' "$log"; then
+  printf 'error: no real model was compared; run `lacuna pull smollm2-135m` first\n' >&2
+  exit 1
+fi
 if [ "$sanitize" -eq 1 ]; then
   run memcheck compute-sanitizer --error-exitcode 1 --tool memcheck "$tests" \
     '--gtest_filter=CudaGemv.EveryActiveCount:CudaGemv.Large*:CudaGemv.NonFinite*:CudaGemv.Equal*:CudaGemv.Norms*:CudaGemv.TakesTheGate*:CudaCollectActive.*'

@@ -83,7 +83,6 @@ PlanTimes parse_times(const json& value, size_t levels, const std::string& where
   const json* plan = object.object("plan");
   if (plan == nullptr) throw Error("{}: \"plan\" is missing", where);
   times.plan = parse_plan(*plan, where);
-  times.plan.dense_below = Plan{}.dense_below;  // says nothing of a plan that is measured
   times.dense_ms = need_number(object, "dense_ms", where);
   check_ms(times.dense_ms, where);
   times.sparse_ms = parse_numbers(object.need_array("sparse_ms"), "sparse_ms", where);

@@ -3,7 +3,7 @@
 //     "name": "attn_output", "bytes": 1327104, "levels": [0, 0.25, ...], "noise": 0.004,
 //     "plan": {"split": "rows", "chunk": 32, "prefetch": true, "tile_rows": 0, "dense_below": 0.04},
 //     "measured": [{"plan": {...}, "dense_ms": 0.1, "sparse_ms": [0.1, ...], "rounds": 40}, ...]}, ...}}
-// KEY is kernels::plan_key; the dense_below of plans in "measured" means nothing.
+// KEY is kernels::plan_key; the plans in "measured" have no dense_below.
 #pragma once
 
 #include <map>

@@ -60,21 +60,6 @@ std::unique_ptr<ScratchFile> synthetic_file(const Options& options, ThreadPool& 
   });
 }
 
-/// Makes the decoder sparse as the flags say; random weights get thresholds of their own unless a file has some.
-void make_sparse(const LoadedModel& model, const std::string& path, const Options& options) {
-  const SparsityFlags& flags = options.sparsity;
-  if (!flags.sparse() || options.synthetic.empty() || !flags.thresholds.empty()) {
-    apply_sparsity(model, path, flags, false);
-    return;
-  }
-  if ((!flags.mode.empty() && flags.mode != "uniform") || flags.criterion_or_default() != model::Criterion::magnitude)
-    throw Error("random weights have uniform thresholds by magnitude only, unless --thresholds names a file");
-  const model::ThresholdSet set = thresholds_of_random_tokens(model, {flags.act_sparsity});
-  model.decoder->set_sparsity(model::SparsityOptions{
-      set.select(flags.act_sparsity, model::Mode::uniform, model::Criterion::magnitude, options.synthetic),
-      flags.dense_prefix, false});
-}
-
 /// Prints rows as they come: JSON objects or lines of a table.
 class Report {
  public:
@@ -201,6 +186,10 @@ std::string name_of_model(const std::string& path) {
 }
 
 int bench_on_cuda(const Options& options) {
+  for (const auto& [flag, given] : {std::pair{"--kv", options.kv != "f16"},
+                                    {"--prepare", options.prepare != "auto"},
+                                    {"--profile", !options.profile.path.empty()}})
+    if (given) throw Error("{} is of --device cpu so far; leave it out with cuda", flag);
   CudaBenchRequest request{.common = options,
                            .path = options.model,
                            .synthetic = options.synthetic,
@@ -255,7 +244,8 @@ int bench(const Options& options) {
   if (asked(options, "decode") || asked(options, "prefill")) {
     const LoadedModel model = load_model(path, options, plans.load_options(wanted.prepare));
     const kernels::KvType kv = parse_kv(options.kv);
-    make_sparse(model, path, options);
+    if (const auto thresholds = thresholds_of_bench(model, path, options.synthetic, options.sparsity))
+      model.decoder->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, false});
     if (options.explain)
       say("{}{}{}", model.decoder->explain(), explain_plans(model.checkpoint, plans), explain_sparsity(model, plans));
     if (asked(options, "prefill"))

@@ -70,15 +70,6 @@ void report(const CudaBenchRequest& request, const eval::CudaLinearResult& resul
     print_table(request, result);
 }
 
-/// What the flags choose; random weights get thresholds of their own unless a file has some.
-std::optional<model::Thresholds> thresholds_of(const CudaBenchRequest& request, const LoadedModel& model) {
-  const SparsityFlags& flags = request.sparsity;
-  if (!flags.sparse() || request.synthetic.empty() || !flags.thresholds.empty())
-    return select_thresholds(model.checkpoint, request.path, flags);
-  const model::ThresholdSet set = thresholds_of_random_tokens(model, {flags.act_sparsity});
-  return set.select(flags.act_sparsity, model::Mode::uniform, model::Criterion::magnitude, request.synthetic);
-}
-
 void decode(const CudaBenchRequest& request) {
   LoadedModel model = open_model(request.path, request.common);
   const int64_t deepest = *std::max_element(request.contexts.begin(), request.contexts.end());
@@ -86,7 +77,8 @@ void decode(const CudaBenchRequest& request) {
   // The CPU's decoder checks the other one, and finds thresholds for random weights.
   model.decoder = model::Decoder::load(model.checkpoint, *model.pool);
   const double deviation = eval::check_cuda_decoder(*model.cuda, *model.decoder);
-  model.cuda->set_sparsity(thresholds_of(request, model), request.sparsity.dense_prefix);
+  if (const auto thresholds = thresholds_of_bench(model, request.path, request.synthetic, request.sparsity))
+    model.cuda->set_sparsity(model::SparsityOptions{*thresholds, request.sparsity.dense_prefix, false});
   model.decoder.reset();
   eval::CudaLinearResult result;
   result.device = model.gpu->info();

@@ -85,7 +85,7 @@ int perplexity(Options& options) {
     thresholds = select_thresholds(model.checkpoint, options.model, options.sparsity);
     load_cuda_decoder(model, options.gpu, {.context = options.ctx});
     model.cuda->count_inputs(true);
-    model.cuda->set_sparsity(thresholds, options.sparsity.dense_prefix);
+    if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, true});
   } else {
     thresholds = apply_sparsity(model, options.model, options.sparsity, true);
   }

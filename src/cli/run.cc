@@ -138,6 +138,7 @@ void check_cuda(const Options& options) {
   if (options.kv != "f16") refuse("--kv");
   if (options.prepare != "auto") refuse("--prepare");
   if (options.profile.deterministic) refuse("--deterministic");
+  if (!options.profile.path.empty()) refuse("--profile");
 }
 
 int run(const Options& options) {
@@ -167,7 +168,7 @@ int run(const Options& options) {
                                   : apply_sparsity(model, options.model, options.sparsity, false);
   if (on_cuda) {
     load_cuda_decoder(model, options.gpu, {.context = capacity});
-    model.cuda->set_sparsity(thresholds, options.sparsity.dense_prefix);
+    if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, false});
   }
   const InterruptGuard guard;  // Ctrl-C ends the program while it loads, from here on only the text that is being made
   if (thresholds && std::none_of(model.checkpoint.tensors().begin(), model.checkpoint.tensors().end(),

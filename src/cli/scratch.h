@@ -2,10 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/sparsity.h"
 #include "model/sparsity.h"
 
 namespace lacuna::cli {
@@ -31,5 +33,10 @@ std::string scratch_folder(const std::string& folder);
 /// Uniform thresholds of these levels (shares, ascending) from a short run of random tokens: random weights have none,
 /// and speed depends on how many inputs are left out, not on which. Says so in the log.
 model::ThresholdSet thresholds_of_random_tokens(const LoadedModel& model, const std::vector<double>& levels);
+
+/// What the flags choose for a benchmark of the model at `path`; nullopt: dense. synthetic: the shape of random
+/// weights, else empty; they get thresholds of random tokens (of model.decoder) unless a file has some.
+std::optional<model::Thresholds> thresholds_of_bench(const LoadedModel& model, const std::string& path,
+                                                     const std::string& synthetic, const SparsityFlags& flags);
 
 }  // namespace lacuna::cli

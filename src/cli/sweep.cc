@@ -186,12 +186,12 @@ int sweep(const SweepOptions& options) {
                       "+-", "over dense", "realised", "farthest layer (calibrated)"));
   bool beyond = false;
   for (Row& row : rows) {
+    std::optional<model::SparsityOptions> sparsity;
+    if (row.thresholds) sparsity = model::SparsityOptions{*row.thresholds, row.dense_prefix, true};
     if (on_cuda)
-      model.cuda->set_sparsity(row.thresholds, row.dense_prefix);
+      model.cuda->set_sparsity(std::move(sparsity));
     else
-      model.decoder->set_sparsity(row.thresholds
-                                      ? std::optional(model::SparsityOptions{*row.thresholds, row.dense_prefix, true})
-                                      : std::nullopt);
+      model.decoder->set_sparsity(std::move(sparsity));
     const auto start = std::chrono::steady_clock::now();
     const Tokenizer& tokenizer = model.need_tokenizer();
     row.result = on_cuda ? eval::perplexity(*model.cuda, *model.pool, tokenizer, options.text, wanted)

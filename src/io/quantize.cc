@@ -33,8 +33,8 @@ layout::Id matching_zigzag(const Tensor& tensor) {
         (best == nullptr || layout.bits_per_weight() < best->bits_per_weight()))
       best = &layout;
   if (best == nullptr || tensor.layout->family != layout::Family::rows)
-    throw Error("{}: is stored as {}, which no zigzag layout matches; name a layout instead, zz4_k or another of {}",
-                tensor.name, tensor.layout->name, layout::known_names());
+    throw Error("{}: is stored as {}, which no zigzag layout matches; name one instead, zz4_k, zz5_k, zz6_k or zz8",
+                tensor.name, tensor.layout->name);
   return best->id;
 }
 

@@ -27,8 +27,7 @@ struct Plan {
   /// Outputs of a tile of the prepared form, in which columns are contiguous; a multiple of 256. 0: all outputs.
   int64_t tile_rows = 0;
   /// Where a smaller share of the inputs than this is left out, the model runs the input dense: skipping is slower.
-  /// Unless `lacuna tune` measures it: the largest of eight shapes on a Xeon with AVX-512 (0 to 0.04).
-  double dense_below = 0.04;
+  double dense_below = 0;
 
   bool operator==(const Plan&) const = default;
 };

@@ -73,9 +73,9 @@ struct CudaDecoder::Impl {
   cuda::Device& device;
   cuda::Stream stream;
   std::deque<cuda::Buffer> buffers;
-  int64_t context = 0, position = 0, taken = 0;
-  std::optional<Thresholds> thresholds;
-  int64_t dense_prefix = 0, sparse_tokens = 0;
+  int64_t context = 0, position = 0;
+  std::optional<SparsityOptions> sparsity;
+  int64_t sparse_tokens = 0;
 
   cuda::Rows embedding, head;
   const float *head_bias = nullptr, *output_norm = nullptr, *output_norm_bias = nullptr;
@@ -94,10 +94,7 @@ struct CudaDecoder::Impl {
 
   explicit Impl(cuda::Device& d) : device(d), stream(d) {}
 
-  cuda::Buffer take(int64_t bytes, const char* what) {
-    taken += bytes;
-    return cuda::Buffer(device, bytes, what);
-  }
+  cuda::Buffer take(int64_t bytes, const char* what) { return cuda::Buffer(device, bytes, what); }
   const float* upload(std::span<const float> values) {
     if (values.empty()) return nullptr;
     cuda::Buffer& buffer = buffers.emplace_back(take(int64_t(values.size_bytes()), "vectors"));
@@ -230,7 +227,7 @@ void CudaDecoder::Impl::run(const Group& group, int64_t layer, Input input, cons
 void CudaDecoder::Impl::record(bool sparse) {
   const Config& c = config;
   const auto threshold = [&](int64_t layer, Input input) {
-    return sparse ? thresholds->t[size_t(layer)][size_t(input)] : 0.0f;
+    return sparse ? sparsity->thresholds.t[size_t(layer)][size_t(input)] : 0.0f;
   };
   cuda::launch_embed(device, stream, embedding, ids.as<int32_t>(), 1, x);
   const int64_t kv_values = c.n_kv_heads * context * c.head_dim;
@@ -327,7 +324,7 @@ void CudaDecoder::Impl::record_sparse() {
   sparse_token.reset();
   if (counts.bytes() > 0) counts.fill(0);
   sparse_tokens = 0;
-  if (thresholds) sparse_token.emplace(stream, [&] { record(true); });
+  if (sparsity) sparse_token.emplace(stream, [&] { record(true); });
 }
 
 void CudaDecoder::Impl::check_room(std::span<const int32_t> of, int64_t count) const {
@@ -342,7 +339,7 @@ void CudaDecoder::Impl::check_room(std::span<const int32_t> of, int64_t count) c
 }
 
 void CudaDecoder::Impl::launch(bool may_skip) {
-  const bool sparse = may_skip && sparse_token && position >= dense_prefix;
+  const bool sparse = may_skip && sparse_token && position >= sparsity->dense_prefix;
   (sparse ? *sparse_token : *dense_token).launch(stream);
   sparse_tokens += sparse;
   ++position;
@@ -467,8 +464,6 @@ double CudaDecoder::measure_read_gb_s() {
   return cuda::measure_read_gb_s(d.device, d.stream, buffer);
 }
 
-int64_t CudaDecoder::device_bytes() const { return impl_->taken; }
-
 std::string CudaDecoder::explain() const {
   const Impl& d = *impl_;
   std::string out;
@@ -480,7 +475,7 @@ std::string CudaDecoder::explain() const {
       out += fmt::format("{}: {}, in rows\n", name, layouts);
     else
       out += fmt::format("{}: {}, dense {}{}\n", name, group.zigzag->name, cuda::describe(group.dense),
-                         d.thresholds ? "; sparse " + cuda::describe(group.sparse) : "");
+                         d.sparsity ? "; sparse " + cuda::describe(group.sparse) : "");
   };
   const Layer& layer = d.layers.front();
   add("attn_q, attn_k, attn_v", layer.qkv);
@@ -507,12 +502,12 @@ void CudaDecoder::truncate(int64_t length) {
 
 void CudaDecoder::append(std::span<const int32_t> ids) {
   impl_->check_room(ids, int64_t(ids.size()));
-  for (const int32_t id : ids) impl_->step(id, false);
+  for (const int32_t id : ids) impl_->step(id, impl_->sparsity && impl_->sparsity->mask_batches);
 }
 
 std::span<const float> CudaDecoder::forward(std::span<const int32_t> ids) {
   impl_->check_room(ids, int64_t(ids.size()));
-  for (const int32_t id : ids) impl_->step(id, ids.size() == 1);
+  for (const int32_t id : ids) impl_->step(id, ids.size() == 1 || (impl_->sparsity && impl_->sparsity->mask_batches));
   return impl_->read_logits();
 }
 
@@ -524,43 +519,40 @@ void CudaDecoder::score(std::span<const int32_t> ids, const Decoder::LogitsSink&
   }
 }
 
-void CudaDecoder::set_sparsity(std::optional<Thresholds> thresholds, int64_t dense_prefix) {
+void CudaDecoder::set_sparsity(std::optional<SparsityOptions> options) {
   Impl& d = *impl_;
-  if (thresholds && thresholds->t.size() != d.layers.size())
-    throw Error("thresholds of {} layers for a model of {}", thresholds->t.size(), d.layers.size());
-  const bool by_norms = thresholds && !thresholds->norms.empty();
+  if (options) check_sparsity(*options, d.config);
+  const bool by_norms = options && !options->thresholds.norms.empty();
   const auto readers = [](Layer& layer) { return std::array{&layer.qkv, &layer.o, &layer.up, &layer.down}; };
   if (by_norms)
     for (Layer& layer : d.layers)
       for (const Group* group : readers(layer))
         if (group->zigzag == nullptr)
           throw Error("--device cuda: thresholds by wina need zigzag weights; use --criterion magnitude");
+  std::deque<cuda::Buffer> norms;  // [layers][kInputs]
+  if (by_norms)
+    for (const auto& layer : options->thresholds.norms)
+      for (const std::vector<float>& values : layer) {
+        cuda::Buffer& buffer = norms.emplace_back(d.device, int64_t(values.size() * sizeof(float)), "column norms");
+        buffer.upload(std::as_bytes(std::span(values)));
+      }
   d.stream.synchronize();
-  d.sparse_token.reset();  // before the norms that it reads
-  for (const cuda::Buffer& buffer : d.norms) d.taken -= buffer.bytes();
-  d.norms.clear();
-  for (size_t l = 0; l < d.layers.size(); ++l) {
-    const auto groups = readers(d.layers[l]);
-    for (size_t i = 0; i < groups.size(); ++i) {
-      groups[i]->norms = nullptr;
-      if (!by_norms) continue;
-      const std::vector<float>& values = thresholds->norms[l][i];
-      cuda::Buffer& buffer = d.norms.emplace_back(d.take(int64_t(values.size() * sizeof(float)), "column norms"));
-      buffer.upload(std::as_bytes(std::span(values)));
-      groups[i]->norms = buffer.as<float>();
-    }
-  }
-  d.dense_prefix = dense_prefix;
-  d.thresholds = std::move(thresholds);
+  d.sparse_token.reset();  // before the norms that it reads go
+  d.norms = std::move(norms);
+  for (size_t l = 0; l < d.layers.size(); ++l)
+    for (size_t i = 0; Group * group : readers(d.layers[l]))
+      group->norms = by_norms ? d.norms[l * kInputs + i++].as<float>() : nullptr;
+  d.sparsity = std::move(options);
   d.record_sparse();
 }
 
 void CudaDecoder::count_inputs(bool on) {
   Impl& d = *impl_;
   d.stream.synchronize();
+  d.sparse_token.reset();  // before the counts that it writes go
   if (!on) d.counts = {};
   if (on && d.counts.bytes() == 0)
-    d.counts = d.take(d.config.n_layers * kInputs * int64_t(sizeof(unsigned long long)), "counts");
+    d.counts = cuda::Buffer(d.device, d.config.n_layers * kInputs * int64_t(sizeof(unsigned long long)), "counts");
   d.record_sparse();
 }
 

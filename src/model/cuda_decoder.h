@@ -42,10 +42,10 @@ class CudaDecoder final : public Engine {
   void score(std::span<const int32_t> ids, const Decoder::LogitsSink& sink) override;
   SparsityCounts sparsity_counts() const override;
 
-  /// From now on tokens at positions from dense_prefix on leave inactive inputs out; nullopt: dense again. As on the
-  /// CPU append() and forward() of several tokens are dense; score() is not. Clears the counts. Throws Error when the
-  /// thresholds are not this model's, and for wina with weights in row layouts.
-  void set_sparsity(std::optional<Thresholds> thresholds, int64_t dense_prefix);
+  /// As Decoder::set_sparsity: without mask_batches append() and forward() of several tokens are dense; score() never
+  /// is. No plan runs an input dense here. Clears the counts. Throws Error as that one does, and for wina with weights
+  /// in row layouts; the decoder is then as before.
+  void set_sparsity(std::optional<SparsityOptions> options);
   /// Whether sparsity_counts() are kept, which takes four more launches a layer; not, to begin with. Clears the counts.
   void count_inputs(bool on);
 
@@ -55,7 +55,6 @@ class CudaDecoder final : public Engine {
   void wait();
 
   int64_t weight_bytes() const;  // read for one dense token, output head included
-  int64_t device_bytes() const;  // taken: weights, cache, work space
   std::string explain() const;   // how each group of the first layer and the head run, one line each
   /// How fast the device reads its memory, GB/s.
   double measure_read_gb_s();

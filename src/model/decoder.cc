@@ -474,21 +474,22 @@ std::span<const float> Decoder::forward(std::span<Session* const> sessions, std:
   return {impl_->logits, sessions.size() * size_t(impl_->config.n_vocab)};
 }
 
+void check_sparsity(const SparsityOptions& options, const Config& config) {
+  const Thresholds& thresholds = options.thresholds;
+  const auto n_layers = size_t(config.n_layers);
+  if (thresholds.t.size() != n_layers || (!thresholds.norms.empty() && thresholds.norms.size() != n_layers))
+    throw Error("thresholds of {} layers for a model of {}", thresholds.t.size(), n_layers);
+  const auto widths = input_widths(config);
+  for (const auto& layer : thresholds.norms)
+    for (size_t i = 0; i < kInputs; ++i)
+      if (int64_t(layer[i].size()) != widths[i])
+        throw Error("{} column norms of {} for {} inputs", layer[i].size(), name_of(Input(i)), widths[i]);
+  if (options.dense_prefix < 0) throw Error("a dense prefix of {} tokens; it must be 0 or more", options.dense_prefix);
+}
+
 void Decoder::set_sparsity(std::optional<SparsityOptions> options) {
   Impl& impl = *impl_;
-  if (options) {
-    const Thresholds& thresholds = options->thresholds;
-    const auto n_layers = size_t(impl.config.n_layers);
-    if (thresholds.t.size() != n_layers || (!thresholds.norms.empty() && thresholds.norms.size() != n_layers))
-      throw Error("thresholds of {} layers for a model of {}", thresholds.t.size(), n_layers);
-    const auto widths = input_widths(impl.config);
-    for (const auto& layer : thresholds.norms)
-      for (size_t i = 0; i < kInputs; ++i)
-        if (int64_t(layer[i].size()) != widths[i])
-          throw Error("{} column norms of {} for {} inputs", layer[i].size(), name_of(Input(i)), widths[i]);
-    if (options->dense_prefix < 0)
-      throw Error("a dense prefix of {} tokens; it must be 0 or more", options->dense_prefix);
-  }
+  if (options) check_sparsity(*options, impl.config);
   if (options) {
     Thresholds& thresholds = options->thresholds;
     for (size_t l = 0; l < thresholds.t.size(); ++l)

@@ -40,6 +40,9 @@ struct SparsityOptions {
   bool unite_sessions = false;
 };
 
+/// Throws Error when the thresholds are not of this model, or the prefix is negative.
+void check_sparsity(const SparsityOptions& options, const Config& config);
+
 /// Inputs seen by the layers since the counts were last cleared, tokens that ran dense not counted.
 struct SparsityCounts {
   struct Count {

@@ -131,7 +131,7 @@ TEST_P(CudaModels, SameTokensAndPerplexityAsTheCpu) {
     const model::Thresholds thresholds = half_of(model);
     model.decoder->set_sparsity(model::SparsityOptions{thresholds, 4, true});
     gpu->count_inputs(true);
-    gpu->set_sparsity(thresholds, 4);
+    gpu->set_sparsity(model::SparsityOptions{thresholds, 4, true});
     const double share = compare("half of the inputs left out", 0.02);
     EXPECT_NEAR(share, model.decoder->sparsity_counts().share(), 2e-3);
     gpu->count_inputs(false);  // other launches

@@ -375,14 +375,24 @@ TEST_F(CudaGemv, TakesTheGateOfItsInputs) {
     for (size_t k = 0; k < x.size(); ++k)
       x[k] = float(double(gate[k]) / (1 + std::exp(-double(gate[k]))) * double(up[k]));
     // The device's exponential is off by a few units of the last place: no input lies that near the threshold.
-    while (std::ranges::any_of(x, [&](float value) { return std::abs(std::fabs(value) - threshold) < 1e-5f; }))
-      threshold += 1e-4f;
+    std::vector<float> norms(static_cast<size_t>(K)), sizes = x;  // powers of two: products with them are exact
+    for (size_t k = 0; k < norms.size(); ++k) sizes[k] *= norms[k] = k % 3 == 0 ? 0.25f : 2.0f;
+    const auto near = [&](float value) { return std::abs(std::fabs(value) - threshold) < 1e-5f; };
+    while (std::ranges::any_of(x, near) || std::ranges::any_of(sizes, near)) threshold += 1e-4f;
     const std::vector<double> dense = reference(w, x, every(K)), sparse = reference(w, x, active_of(x, threshold));
     ASSERT_LT(active_of(x, threshold).size(), size_t(K));
+    const std::vector<double> by_norms = reference(w, x, active_of(sizes, threshold));
     for (const GemvPlan& plan : plans(K)) {
-      for (const Inputs inputs : {Inputs::dense, Inputs::threshold}) {
-        const std::vector<double>& expected = inputs == Inputs::dense ? dense : sparse;
-        const std::vector<float> y = run(there, gate, {inputs, plan, threshold, {}, false, {}, up});
+      for (const int how : {0, 1, 2}) {
+        const std::vector<double>& expected = std::array{&dense, &sparse, &by_norms}[size_t(how)][0];
+        const std::vector<float> y = run(there, gate,
+                                         {how == 0 ? Inputs::dense : Inputs::threshold,
+                                          plan,
+                                          threshold,
+                                          {},
+                                          false,
+                                          how == 2 ? norms : std::vector<float>(),
+                                          up});
         double error = 0, norm = 0;
         for (size_t n = 0; n < expected.size(); ++n) {
           error += (double(y[n]) - expected[n]) * (double(y[n]) - expected[n]);
