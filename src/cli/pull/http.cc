@@ -208,7 +208,8 @@ void with_retries(const HttpOptions& options, const std::string& url, Attempt&& 
         throw Error("{}: {}{}; check the network and try again{}", url, failure.what,
                     failures > 1 ? fmt::format(", {} times", failures) : "",
                     position() > 0 ? " (what has come is kept)" : "");
-      spdlog::warn("{}: {}; trying again ({} of {})", url, failure.what, failures, options.retries);
+      if (::isatty(STDERR_FILENO) == 1)  // somebody waits
+        spdlog::warn("{}: {}; trying again ({} of {})", url, failure.what, failures, options.retries);
       std::this_thread::sleep_for(
           std::chrono::duration<double>(std::min(kLongestWait, std::max(wait, failure.wait_s))));
       wait *= 2;
