@@ -21,13 +21,6 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-std::vector<int32_t> random_ids(int64_t count, int64_t n_vocab, uint64_t seed) {
-  Rng rng(seed);
-  std::vector<int32_t> ids(static_cast<size_t>(count));
-  for (int32_t& id : ids) id = int32_t(rng.below(uint64_t(n_vocab)));
-  return ids;
-}
-
 /// Throws Error unless the logits of a few tokens, run at once and one by one, are finite and agree.
 void check_decoder(model::Decoder& decoder, kernels::KvType kv) {
   const model::Config& config = decoder.config();
@@ -63,6 +56,13 @@ double check_linear(const io::Checkpoint& checkpoint, ThreadPool& pool, int64_t 
 }
 
 }  // namespace
+
+std::vector<int32_t> random_ids(int64_t count, int64_t n_vocab, uint64_t seed) {
+  Rng rng(seed);
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (int32_t& id : ids) id = int32_t(rng.below(uint64_t(n_vocab)));
+  return ids;
+}
 
 std::vector<BenchRow> bench_linear(const io::Checkpoint& checkpoint, ThreadPool& pool, const BenchOptions& options) {
   std::vector<BenchRow> rows;

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "core/error.h"
-#include "core/rng.h"
+#include "eval/bench.h"
 
 namespace lacuna::eval {
 namespace {
@@ -18,13 +18,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kCheckTokens = 4;
 /// A product on the device is off by 1.2e-3 of its size, on the CPU by about 6e-3 (8-bit inputs); layers add to that.
 constexpr double kLargestDeviation = 0.1;
-
-std::vector<int32_t> random_ids(int64_t count, int64_t n_vocab, uint64_t seed) {
-  Rng rng(seed);
-  std::vector<int32_t> ids(static_cast<size_t>(count));
-  for (int32_t& id : ids) id = int32_t(rng.below(uint64_t(n_vocab)));
-  return ids;
-}
 
 }  // namespace
 
