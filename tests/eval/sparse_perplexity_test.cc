@@ -12,6 +12,7 @@
 #include "calibrate/calibrate.h"
 #include "eval/perplexity.h"
 #include "io/quantize.h"
+#include "loaded_model.h"
 #include "model/decoder.h"
 #include "test_support.h"
 
@@ -21,15 +22,7 @@ namespace {
 using model::kInputs;
 constexpr int64_t kTokens = 256, kPrefix = 4;
 
-struct Model {
-  io::Checkpoint checkpoint;
-  ThreadPool pool;
-  std::unique_ptr<model::Decoder> decoder;
-  explicit Model(const std::string& path)
-      : checkpoint(io::Checkpoint::open(path)),
-        pool(2),
-        decoder(model::Decoder::load(checkpoint, pool, {kernels::Prepare::automatic, false})) {}
-};
+using Model = test::LoadedModel;
 
 /// What a run of kTokens gave: the loss of every token but the first, all logits, the sizes that were compared.
 struct Outcome {

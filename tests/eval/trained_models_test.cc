@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "eval/perplexity.h"
+#include "loaded_model.h"
 #include "model/decoder.h"
 #include "test_support.h"
 #include "tokenizer/tokenizer.h"
@@ -15,15 +16,9 @@
 namespace lacuna::eval {
 namespace {
 
-struct Model {
-  io::Checkpoint checkpoint;
-  ThreadPool pool;
-  std::unique_ptr<model::Decoder> decoder;
+struct Model : test::LoadedModel {
   Tokenizer tokenizer;
-  explicit Model(const std::string& path)
-      : checkpoint(io::Checkpoint::open(path)),
-        decoder(model::Decoder::load(checkpoint, pool, {kernels::Prepare::automatic, false})),
-        tokenizer(checkpoint.vocabulary()) {}
+  explicit Model(const std::string& path) : LoadedModel(path, usable_cores()), tokenizer(checkpoint.vocabulary()) {}
 };
 
 /// prompt and `count` greedy tokens after it.
