@@ -158,8 +158,22 @@ bool asked(const Options& options, const char* name) {
   return std::find(options.what.begin(), options.what.end(), name) != options.what.end();
 }
 
+/// Throws Error for a flag that says how a model runs on the CPU.
+void refuse_flags_of_the_cpu(const Options& options) {
+  for (const auto& [flag, given] : {std::pair{"--kv", options.kv != "f16"},
+                                    {"--prepare", options.prepare != "auto"},
+                                    {"--profile", !options.profile.path.empty()}})
+    if (given) throw Error("{} is of --device cpu so far; leave it out with cuda", flag);
+}
+
 int report_spqt(const Options& options) {
-  check_common(options);
+  const bool on_cuda = options.device == "cuda";
+  if (on_cuda) {
+    refuse_flags_of_the_cpu(options);
+    if (options.profile.deterministic) throw Error("--spqt on cuda adds in any order; leave out --deterministic");
+  } else {
+    check_common(options);
+  }
   SpqtRequest request{.common = options,
                       .model = options.model,
                       .synthetic = options.synthetic,
@@ -171,8 +185,10 @@ int report_spqt(const Options& options) {
                       .n_layers = options.n_layers,
                       .seed = options.seed,
                       .kv = parse_kv(options.kv),
-                      .sparsity = options.sparsity};
+                      .sparsity = options.sparsity,
+                      .gpu = options.gpu};
   check_spqt(request);
+  if (on_cuda) return run_spqt(request);
   request.ceiling_gb_s = measure_ceiling(options.threads);
   const MachinePlans plans = load_plans(options.profile, options.threads);
   request.plans = &plans.plans;
@@ -186,10 +202,7 @@ std::string name_of_model(const std::string& path) {
 }
 
 int bench_on_cuda(const Options& options) {
-  for (const auto& [flag, given] : {std::pair{"--kv", options.kv != "f16"},
-                                    {"--prepare", options.prepare != "auto"},
-                                    {"--profile", !options.profile.path.empty()}})
-    if (given) throw Error("{} is of --device cpu so far; leave it out with cuda", flag);
+  refuse_flags_of_the_cpu(options);
   CudaBenchRequest request{.common = options,
                            .path = options.model,
                            .synthetic = options.synthetic,
@@ -346,7 +359,7 @@ Action add_bench(CLI::App& program) {
           "only these, separated by commas: table2 (decoding after 10 tokens, dense and sparse; needs MODEL or "
           "--synthetic), fig7 (all linear layers of the model or, without one, of the paper's; with the "
           "baselines B1 and B2), fig8 (latency of the matrices of Llama-3-8B, Llama-2-13B and Llama-2-70B), fig9 "
-          "(the same beside B1 and B2), fig10 (dense sweep)")
+          "(the same beside B1, B2 and, on cuda, a column-parallel kernel), fig10 (dense sweep)")
       ->delimiter(',')
       ->needs(spqt)
       ->check(CLI::IsMember(spqt_parts()))

@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
+#include <optional>
+#include <utility>
 
 #include "core/error.h"
 #include "eval/bandwidth.h"
+#include "eval/cuda_spqt.h"
 #include "io/atomic_file.h"
 #include "model/shapes.h"
 #include "model/weight_groups.h"
@@ -25,7 +29,7 @@ constexpr double kLevels[] = {0.25, 0.4, 0.5};
 constexpr double kCompared = 0.5;  // of the figures that compare baselines
 
 constexpr eval::GemvVariant kRows{Kind::rows}, kDense{Kind::zigzag}, kSparse{Kind::sparse, kCompared},
-    kB1{Kind::skipping_rows, kCompared}, kB2{Kind::unbalanced, kCompared};
+    kB1{Kind::skipping_rows, kCompared}, kB2{Kind::unbalanced, kCompared}, kColumns{Kind::columns, kCompared};
 
 bool with_model(const SpqtRequest& request) { return !request.model.empty() || !request.synthetic.empty(); }
 
@@ -50,15 +54,17 @@ std::vector<eval::NamedShape> layer_shapes(const io::Checkpoint& checkpoint) {
   return out;
 }
 
+bool on_cuda(const SpqtRequest& request) { return request.common.device == "cuda"; }
+
 void report_linear_layers(const std::string& name, std::span<const eval::NamedShape> shapes, int64_t layers,
-                          eval::GemvBench& bench, SpqtReport& report) {
+                          eval::ProductBench& bench, SpqtReport& report) {
   static constexpr eval::GemvVariant kVariants[] = {kRows, kDense, kB1, kB2, kSparse};
   std::vector<std::vector<eval::GemvRow>> products;
   for (const eval::NamedShape& shape : shapes) products.push_back(bench.run(shape.name, shape.shape, kVariants));
   for (const eval::GemvRow& row : eval::add_up(name, products, layers)) add(report, "fig7", name, row);
 }
 
-void report_figure_7(const SpqtRequest& request, eval::GemvBench& bench, SpqtReport& report) {
+void report_figure_7(const SpqtRequest& request, eval::ProductBench& bench, SpqtReport& report) {
   if (!request.model.empty()) {
     const io::Checkpoint checkpoint = io::Checkpoint::open(request.model);
     const std::string name = std::filesystem::path(request.model).lexically_normal().filename().string();
@@ -75,17 +81,19 @@ void report_figure_7(const SpqtRequest& request, eval::GemvBench& bench, SpqtRep
 }
 
 /// Figures 8 and 9 are views of the same rounds.
-void report_figures_8_9(bool latency, bool baselines, eval::GemvBench& bench, SpqtReport& report) {
+void report_figures_8_9(const SpqtRequest& request, eval::ProductBench& bench, SpqtReport& report) {
+  const bool latency = asked(request, "fig8"), baselines = asked(request, "fig9");
   std::vector<eval::GemvVariant> variants = {kRows, kDense};
   for (const double level : kLevels)
     if (latency || level == kCompared) variants.push_back({Kind::sparse, level});
   if (baselines) variants.insert(variants.end(), {kB1, kB2});
+  if (baselines && on_cuda(request)) variants.push_back(kColumns);
   std::vector<std::pair<std::string, eval::GemvRow>> compared;
   for (const char* name : kGemv) {
     for (const eval::NamedShape& shape : eval::matrix_shapes(model::find_shape(name))) {
       const std::string group = fmt::format("{} {} {} x {}", name, shape.name, shape.shape.N, shape.shape.K);
       for (const eval::GemvRow& row : bench.run(group, shape.shape, variants)) {
-        const bool baseline = row.variant == kB1 || row.variant == kB2;
+        const bool baseline = row.variant == kB1 || row.variant == kB2 || row.variant == kColumns;
         if (latency && !baseline) add(report, "fig8", group, row);
         if (baseline || row.variant == kRows || row.variant == kSparse) compared.emplace_back(group, row);
       }
@@ -95,7 +103,7 @@ void report_figures_8_9(bool latency, bool baselines, eval::GemvBench& bench, Sp
     for (const auto& [group, row] : compared) add(report, "fig9", group, row);
 }
 
-void report_figure_10(eval::GemvBench& bench, SpqtReport& report) {
+void report_figure_10(eval::ProductBench& bench, SpqtReport& report) {
   static constexpr eval::GemvVariant kVariants[] = {kRows, kDense};
   for (const int64_t n : kSweepOutputs)
     for (const int64_t k : kSweepInputs) {
@@ -111,6 +119,8 @@ std::vector<std::string> spqt_parts() { return {"table2", "fig7", "fig8", "fig9"
 void check_spqt(const SpqtRequest& request) {
   if (asked(request, "table2") && !with_model(request))
     throw Error("--parts table2 decodes with a model: give MODEL or --synthetic SHAPE");
+  if (on_cuda(request) && std::find(request.parts.begin(), request.parts.end(), "table2") != request.parts.end())
+    throw Error("--parts table2 is of --device cpu so far; on cuda ask for --what decode");
   if (!request.model.empty()) io::Checkpoint::open(request.model);
   if (!request.synthetic.empty()) model::find_shape(request.synthetic);
   if (!request.svg.empty() && !request.svg.ends_with(".svg"))
@@ -118,15 +128,28 @@ void check_spqt(const SpqtRequest& request) {
 }
 
 int run_spqt(const SpqtRequest& request) {
-  SpqtReport report(request.common, request.ceiling_gb_s, eval::measure_clock_ghz());
-  if (asked(request, "table2")) report_decoding(request, report);
+  std::optional<cuda::Device> device;
+  SpqtMachine machine;
+  if (on_cuda(request)) {
+    device.emplace(request.gpu.options());
+    machine.gpu = fmt::format("{}, driver for CUDA {}", device->info().name, device->info().driver);
+    machine.ceiling_gb_s = cuda::measure_read_gb_s(*device);
+  } else {
+    machine.ceiling_gb_s = request.ceiling_gb_s;
+    machine.clock_ghz = eval::measure_clock_ghz();
+  }
+  SpqtReport report(request.common, std::move(machine));
+  if (!device && asked(request, "table2")) report_decoding(request, report);
   {
     ThreadPool pool(request.common.threads);
-    eval::GemvBench bench(pool, {.runs = request.runs, .plans = request.plans});
-    if (asked(request, "fig7")) report_figure_7(request, bench, report);
-    if (asked(request, "fig8") || asked(request, "fig9"))
-      report_figures_8_9(asked(request, "fig8"), asked(request, "fig9"), bench, report);
-    if (asked(request, "fig10")) report_figure_10(bench, report);
+    std::unique_ptr<eval::ProductBench> bench;
+    if (device)
+      bench = std::make_unique<eval::CudaGemvBench>(*device, pool, request.runs);
+    else
+      bench = std::make_unique<eval::GemvBench>(pool, eval::GemvOptions{.runs = request.runs, .plans = request.plans});
+    if (asked(request, "fig7")) report_figure_7(request, *bench, report);
+    if (asked(request, "fig8") || asked(request, "fig9")) report_figures_8_9(request, *bench, report);
+    if (asked(request, "fig10")) report_figure_10(*bench, report);
   }
   if (!request.svg.empty()) io::write_file_atomically(request.svg, report.svg());
   return 0;

@@ -24,7 +24,8 @@ struct SpqtRequest {
   const SparsityFlags& sparsity;
   const kernels::Plans* plans = nullptr;
   bool deterministic = false;
-  double ceiling_gb_s = 0;
+  double ceiling_gb_s = 0;  // of the CPU's memory
+  GpuFlags gpu;
 };
 
 /// The names of the parts.

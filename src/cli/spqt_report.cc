@@ -47,9 +47,12 @@ void SpqtReport::add(const SpqtRow& row) {
 }
 
 void SpqtReport::print_row(const SpqtRow& row) {
-  if (rows_.empty())
-    print(fmt::format("{} threads, {}, {:.2f} GHz, memory reads {:.1f} GB/s\n", common_.threads, kernels::isa_name(),
-                      clock_ghz_, ceiling_gb_s_));
+  if (rows_.empty()) {
+    const std::string where = machine_.gpu.empty() ? fmt::format("{} threads, {}, {:.2f} GHz", common_.threads,
+                                                                 kernels::isa_name(), machine_.clock_ghz)
+                                                   : machine_.gpu;
+    print(fmt::format("{}, memory reads {:.1f} GB/s\n", where, machine_.ceiling_gb_s));
+  }
   if (rows_.empty() || rows_.back().part != row.part)
     print(fmt::format("\n{}\n{:<14} {:>9} {:>21} {:>8} {:>6} {:>9} {:>9} {:>8} {:>14}\n", text_of(row.part).title, "",
                       "median ms", "min .. max ms", "GB/s", "of max", "of access", "GFLOP/s", "speed-up",
@@ -63,7 +66,7 @@ void SpqtReport::print_row(const SpqtRow& row) {
   const eval::BenchRow& r = row.row;
   print(fmt::format(
       "  {:<12} {:>9.3f} {:>9.3f} .. {:>8.3f} {:>8.2f} {:>5.0f}% {:>9} {:>9.1f} {:>7.2f}x {:>6.2f} .. {:.2f}\n",
-      row.variant, r.median_ms, r.min_ms, r.max_ms, r.gb_s(), 100 * r.gb_s() / ceiling_gb_s_,
+      row.variant, r.median_ms, r.min_ms, r.max_ms, r.gb_s(), 100 * r.gb_s() / machine_.ceiling_gb_s,
       r.access_ceiling_gb_s ? fmt::format("{:.0f}%", 100 * r.gb_s() / *r.access_ceiling_gb_s) : "", row.gflops,
       row.speedup.median, row.speedup.min, row.speedup.max));
 }
@@ -86,16 +89,18 @@ Json SpqtReport::json(const SpqtRow& row) const {
               {"runs", r.runs},
               {"bytes", r.bytes},
               {"gb_s", r.gb_s()},
-              {"ceiling_gb_s", ceiling_gb_s_},
+              {"ceiling_gb_s", machine_.ceiling_gb_s},
               {"tok_s", r.tok_s},
               {"gflops", row.gflops},
               {"speedup", row.speedup.median},
               {"speedup_min", row.speedup.min},
               {"speedup_max", row.speedup.max},
-              {"clock_ghz", clock_ghz_},
-              {"isa", kernels::isa_name()},
               {"checked", r.checked},
               {"deviation", r.deviation}});
+  if (machine_.gpu.empty())
+    out.update({{"clock_ghz", machine_.clock_ghz}, {"isa", kernels::isa_name()}});
+  else
+    out["gpu"] = machine_.gpu;
   if (r.n > 0) out["n"] = r.n, out["k"] = r.k;
   if (r.access_ceiling_gb_s) out["access_ceiling_gb_s"] = *r.access_ceiling_gb_s;
   return out;

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/command.h"
@@ -20,10 +21,16 @@ struct SpqtRow {
   std::string note;      // why there is no result
 };
 
+/// What the figures were measured on.
+struct SpqtMachine {
+  double ceiling_gb_s = 0;
+  double clock_ghz = 0;  // of a CPU
+  std::string gpu;       // name and driver; empty: the CPU
+};
+
 class SpqtReport {
  public:
-  SpqtReport(const Common& common, double ceiling_gb_s, double clock_ghz)
-      : common_(common), ceiling_gb_s_(ceiling_gb_s), clock_ghz_(clock_ghz) {}
+  SpqtReport(const Common& common, SpqtMachine machine) : common_(common), machine_(std::move(machine)) {}
   /// Prints a row, as JSON where that was asked for.
   void add(const SpqtRow& row);
   /// One bar chart a part.
@@ -34,7 +41,7 @@ class SpqtReport {
   Json json(const SpqtRow& row) const;
 
   const Common& common_;
-  double ceiling_gb_s_, clock_ghz_;
+  SpqtMachine machine_;
   std::vector<SpqtRow> rows_;
 };
 

@@ -254,14 +254,6 @@ double Bench::measure(Mode mode, const std::vector<GemvPlan>& choices, int runs)
 std::vector<GemvPlan> Bench::tune(Mode mode) {
   const auto kernels = cuda::kernel_plans(layout_);
   const bool sparse = mode != Mode::dense;
-  /// `plan` with so many segments that its warps fill the device so far.
-  const auto filled = [&](size_t i, GemvPlan plan, double fill) {
-    const int64_t K = kinds_[i].prepared.K, least = (K + cuda::kSegmentColumns - 1) / cuda::kSegmentColumns;
-    const double all = fill * device_->info().multiprocessors * plan.resident / plan.warps;
-    plan.segments = int(std::clamp<int64_t>(int64_t(all / double(kinds_[i].prepared.rows)), least,
-                                            std::max<int64_t>(least, std::min<int64_t>(K / 16, cuda::kMostSegments))));
-    return plan;
-  };
   const auto with = [](GemvPlan plan, float headers, float codes) {
     plan.early_headers = headers, plan.early_codes = codes;
     return plan;
@@ -286,7 +278,8 @@ std::vector<GemvPlan> Bench::tune(Mode mode) {
     for (size_t i = 0; i < kinds_.size(); ++i) {
       for (const GemvPlan& kernel : kernels)
         for (const double fill : {0.35, 0.5, 0.66, 0.8, 1.0, 1.5})
-          attempt(i, filled(i, with(kernel, best[i].early_headers, best[i].early_codes), fill));
+          attempt(i, cuda::filled(device_->info(), columns(0, i),
+                                  with(kernel, best[i].early_headers, best[i].early_codes), fill));
       if (!sparse) continue;
       for (const float codes : {0.0f, 0.1f, 0.2f, 0.3f, 0.5f}) attempt(i, with(best[i], 1, codes));
       attempt(i, with(best[i], 0, best[i].early_codes));

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 
+#include "core/error.h"
 #include "core/huge_buffer.h"
 #include "core/rng.h"
 #include "eval/bandwidth.h"
@@ -127,6 +128,8 @@ class Gemv {
         set.run.emplace_back([this, product](float threshold) { product->run(x_.data(), threshold, y_.data()); });
         return;
       }
+      case Kind::columns:
+        throw Error("column-parallel products are of --device cuda");
       case Kind::rows:
       case Kind::zigzag:
       case Kind::sparse:
@@ -157,7 +160,7 @@ class Gemv {
   Matrix rows_, zigzag_;
   int64_t copies_count_ = 1;
   std::vector<HugeBuffer> copies_;
-  Set sets_[size_t(Kind::unbalanced) + 1];
+  Set sets_[size_t(Kind::columns) + 1];
   std::vector<float> x_, y_, sizes_;  // sizes: |x|, ascending
   std::vector<int32_t> active_;
 };
@@ -181,6 +184,8 @@ std::string GemvVariant::name() const {
       return fmt::format("B1 {:.0f}%", 100 * level);
     case Kind::unbalanced:
       return fmt::format("B2 {:.0f}%", 100 * level);
+    case Kind::columns:
+      return fmt::format("columns {:.0f}%", 100 * level);
   }
   return "";
 }
@@ -215,6 +220,35 @@ std::vector<NamedShape> matrix_shapes(const model::ModelShape& s) {
   return out;
 }
 
+GemvRow describe_product(const std::string& name, const GemvVariant& variant, const WeightView& weight,
+                         double sparsity) {
+  GemvRow out;
+  out.variant = variant;
+  BenchRow& row = out.row;
+  row.bench = "gemv";
+  row.what = name;
+  row.layout = weight.layout->name;
+  row.n = weight.shape.N;
+  row.k = weight.shape.K;
+  row.checked = true;
+  row.act_sparsity = sparsity;
+  row.bytes = int64_t(weight.bytes.size());
+  if (weight.layout->zigzag) row.bytes -= int64_t(sparsity * double(row.bytes));
+  return out;
+}
+
+void set_rounds(std::vector<GemvRow>& rows, const std::vector<std::vector<double>>& times) {
+  for (size_t v = 0; v < rows.size(); ++v) {
+    std::vector<double> ratios;
+    for (size_t round = 0; round < times[v].size(); ++round) ratios.push_back(times[0][round] / times[v][round]);
+    rows[v].speedup = spread_of(ratios);
+    BenchRow& row = rows[v].row;
+    set_times(row, times[v]);
+    row.tok_s = 1e3 / row.median_ms;
+    rows[v].gflops = 2e-6 * double(row.n) * double(row.k) / row.median_ms;
+  }
+}
+
 double GemvBench::ceiling(int64_t column_bytes, double level) {
   double& rate = ceilings_[{column_bytes, level}];
   if (rate == 0) rate = measure_column_read_gb_s(pool_, column_bytes, 1 - level);
@@ -230,19 +264,8 @@ std::vector<GemvRow> GemvBench::run(const std::string& name, layout::Shape shape
   {
     Gemv gemv(shape, wanted, pool_, options_.plans);
     for (const GemvVariant& variant : wanted) {
-      GemvRow& result = out.emplace_back();
-      result.variant = variant;
-      BenchRow& row = result.row;
-      row.bench = "gemv";
-      row.what = name;
-      row.layout = gemv.weight(variant.kind).layout->name;
-      row.n = shape.N;
-      row.k = shape.K;
-      row.deviation = gemv.check(variant);
-      row.checked = true;
-      row.act_sparsity = gemv.sparsity(variant.level);
-      row.bytes = int64_t(gemv.weight(variant.kind).bytes.size());
-      if (gemv.weight(variant.kind).layout->zigzag) row.bytes -= int64_t(row.act_sparsity * double(row.bytes));
+      out.push_back(describe_product(name, variant, gemv.weight(variant.kind), gemv.sparsity(variant.level)));
+      out.back().row.deviation = gemv.check(variant);
     }
     std::vector<std::vector<double>> times(wanted.size());
     std::vector<int> repeats;  // of the next copies, so that the clock and the scheduler matter little
@@ -256,14 +279,7 @@ std::vector<GemvRow> GemvBench::run(const std::string& name, layout::Shape shape
         times[v].push_back(ms / repeats[v]);
       }
     }
-    for (size_t v = 0; v < wanted.size(); ++v) {
-      std::vector<double> ratios;
-      for (size_t round = 0; round < times[v].size(); ++round) ratios.push_back(times[0][round] / times[v][round]);
-      out[v].speedup = spread_of(ratios);
-      set_times(out[v].row, times[v]);
-      out[v].row.tok_s = 1e3 / out[v].row.median_ms;
-      out[v].gflops = 2e-6 * double(shape.N) * double(shape.K) / out[v].row.median_ms;
-    }
+    set_rounds(out, times);
   }
   // After the matrices have gone: it needs memory of its own.
   const int64_t column = layout::super_rows(shape.N) * layout::get(layout::Id::zz4_k).block_bytes;

@@ -24,11 +24,12 @@ struct GemvVariant {
     sparse,         // zz4_k: the active inputs are collected, then their columns multiplied
     skipping_rows,  // B1
     unbalanced,     // B2
+    columns,        // CUDA only: column-parallel, section 4.2's first idea
   };
   Kind kind = Kind::rows;
   double level = 0;  // share of inputs that are left out; 0 where dense
 
-  /// "q4_K", "zz4_k dense", "zz4_k 50%", "B1 50%", "B2 50%".
+  /// "q4_K", "zz4_k dense", "zz4_k 50%", "B1 50%", "B2 50%", "columns 50%".
   std::string name() const;
   friend bool operator==(const GemvVariant&, const GemvVariant&) = default;
 };
@@ -60,13 +61,22 @@ std::vector<NamedShape> layer_shapes(const model::ModelShape& shape);
 /// The different matrices of a model, one by one: "q, o", "k, v", "gate, up", "down".
 std::vector<NamedShape> matrix_shapes(const model::ModelShape& shape);
 
-class GemvBench {
+/// Where products are timed.
+class ProductBench {
  public:
-  GemvBench(ThreadPool& pool, const GemvOptions& options) : pool_(pool), options_(options) {}
-
+  virtual ~ProductBench() = default;
   /// One row a variant, in their order; a round runs each once, on weights of its own. B1 needs inputs in blocks of
   /// 256: it is left out where K is no multiple of that. Throws Error when a result is off.
-  std::vector<GemvRow> run(const std::string& name, layout::Shape shape, std::span<const GemvVariant> variants);
+  virtual std::vector<GemvRow> run(const std::string& name, layout::Shape shape,
+                                   std::span<const GemvVariant> variants) = 0;
+};
+
+/// The CPU.
+class GemvBench final : public ProductBench {
+ public:
+  GemvBench(ThreadPool& pool, const GemvOptions& options) : pool_(pool), options_(options) {}
+  std::vector<GemvRow> run(const std::string& name, layout::Shape shape,
+                           std::span<const GemvVariant> variants) override;
 
  private:
   double ceiling(int64_t column_bytes, double level);
@@ -75,6 +85,12 @@ class GemvBench {
   GemvOptions options_;
   std::map<std::pair<int64_t, double>, double> ceilings_;
 };
+
+/// The row of a product that has been checked; its times are left open. sparsity: share of the inputs left out.
+GemvRow describe_product(const std::string& name, const GemvVariant& variant, const kernels::WeightView& weight,
+                         double sparsity);
+/// times: ms, [rows][rounds].
+void set_rounds(std::vector<GemvRow>& rows, const std::vector<std::vector<double>>& times);
 
 /// The rows of several products, run `times` times one after the other, as one row a variant: times and bytes add up.
 /// Variants that not all products have are left out. The spread of the speed-up is that of the products' sums.

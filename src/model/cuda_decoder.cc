@@ -455,14 +455,7 @@ const Config& CudaDecoder::config() const { return impl_->config; }
 int64_t CudaDecoder::length() const { return impl_->position; }
 int64_t CudaDecoder::capacity() const { return impl_->context; }
 
-double CudaDecoder::measure_read_gb_s() {
-  Impl& d = *impl_;
-  cuda::Buffer buffer(d.device,
-                      std::min(d.device.free_bytes(), std::max(int64_t{1} << 30, 8 * d.device.info().cache_bytes)),
-                      "what is read to measure the device's memory");
-  buffer.fill(1);
-  return cuda::measure_read_gb_s(d.device, d.stream, buffer);
-}
+double CudaDecoder::measure_read_gb_s() { return cuda::measure_read_gb_s(impl_->device); }
 
 std::string CudaDecoder::explain() const {
   const Impl& d = *impl_;

@@ -1,6 +1,7 @@
 // src/kernels/cuda/absent.cc - what a build without CUDA has in the place of the .cu files.
 #include "core/error.h"
 #include "kernels/cuda/active.h"
+#include "kernels/cuda/baselines.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gemv.h"
 #include "kernels/cuda/ops.h"
@@ -37,12 +38,16 @@ Stopwatch::~Stopwatch() {}
 void Stopwatch::start(Stream&) { refuse(); }
 double Stopwatch::stop_ms(Stream&) { refuse(); }
 double measure_read_gb_s(Device&, Stream&, const Buffer&) { refuse(); }
+double measure_read_gb_s(Device&) { refuse(); }
 void collect_active(const Device&, Stream&, const float*, int64_t, const float*, float, int32_t*, int32_t*) {
   refuse();
 }
 GemvPlan default_plan(const DeviceInfo&, const layout::Layout&, const Columns&, Inputs) { refuse(); }
 std::span<const GemvPlan> kernel_plans(const layout::Layout&) { refuse(); }
 void launch_gemv(const Device&, Stream&, const layout::Layout&, const GemvPlan&, const GemvArgs&) { refuse(); }
+void launch_skipping_rows(const Device&, Stream&, const SkippingRowsArgs&) { refuse(); }
+void launch_unbalanced(const Device&, Stream&, int, const GemvArgs&) { refuse(); }
+void launch_column_parallel(const Device&, Stream&, const GemvArgs&) { refuse(); }
 void launch_rows(const Device&, Stream&, const RowsArgs&) { refuse(); }
 void launch_embed(const Device&, Stream&, const Rows&, const int32_t*, int64_t, float*) { refuse(); }
 void launch_norm(const Device&, Stream&, const NormArgs&) { refuse(); }

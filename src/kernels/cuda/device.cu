@@ -194,4 +194,12 @@ double measure_read_gb_s(Device& device, Stream& stream, const Buffer& buffer) {
   return best;
 }
 
+double measure_read_gb_s(Device& device) {
+  Stream stream(device);
+  Buffer buffer(device, std::min(device.free_bytes(), std::max(int64_t{1} << 30, 8 * device.info().cache_bytes)),
+                "what is read to measure the device's memory");
+  buffer.fill(1);
+  return measure_read_gb_s(device, stream, buffer);
+}
+
 }  // namespace lacuna::cuda

@@ -129,5 +129,7 @@ class Stopwatch {
 
 /// The best of several sequential reads of `buffer`, which must be larger than the device's cache. GB/s (10^9 bytes).
 double measure_read_gb_s(Device& device, Stream& stream, const Buffer& buffer);
+/// The same of a buffer made for it.
+double measure_read_gb_s(Device& device);
 
 }  // namespace lacuna::cuda

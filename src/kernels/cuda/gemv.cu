@@ -33,6 +33,8 @@ int least_segments(int64_t K) { return int((K + kSegmentColumns - 1) / kSegmentC
 
 int64_t segment_columns(int64_t K, int segments) { return (K + segments - 1) / segments; }
 
+}  // namespace
+
 GemvParams make_params(const ColumnForm& form, const GemvPlan& plan, const GemvArgs& args) {
   GemvParams p{};
   p.codes = args.weights.codes, p.headers = args.weights.headers;
@@ -49,8 +51,6 @@ GemvParams make_params(const ColumnForm& form, const GemvPlan& plan, const GemvA
   p.workspace = args.workspace;
   return p;
 }
-
-}  // namespace
 
 std::span<const GemvPlan> kernel_plans(const layout::Layout& layout) {
   static const std::map<layout::Id, std::vector<GemvPlan>> kPlans = [] {
@@ -84,6 +84,7 @@ void launch_gemv(const Device& device, Stream& stream, const layout::Layout& lay
   if (plan.segments < least_segments(K) || plan.segments > kMostSegments)
     throw Error("{} segments of {} columns; there must be {} to {}", plan.segments, K, least_segments(K),
                 kMostSegments);
+  if (args.inputs == Inputs::walk) throw Error("only a baseline walks over its inputs");
   if (args.up != nullptr && args.inputs == Inputs::list) throw Error("a gate's inputs are not taken from a list");
   if (args.weights.rows == 0) return;
   if (args.weights.rows > kMostRows)

@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/gemv.h"
+#include "kernels/cuda/prepared.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/share.h"
 
@@ -34,6 +35,8 @@ struct GemvParams {
   Workspace workspace;
   unsigned early_codes, early_headers;  // bytes of a segment
 };
+/// args as a kernel of this plan takes them.
+GemvParams make_params(const ColumnForm& form, const GemvPlan& plan, const GemvArgs& args);
 
 /// Input k.
 __device__ __forceinline__ float input_of(const GemvParams& p, int k) {
@@ -158,7 +161,7 @@ __device__ __forceinline__ void store_sums(const GemvParams& p, int r, int s, fl
 template <class Frag, Inputs kInputs, int kWarps, int kChunk, int kResident>
 __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(const GemvParams p) {
   constexpr int kRow = kWarpSize + 4;  // factors of a group; padded, so that groups begin in different banks
-  constexpr bool kCollects = kInputs == Inputs::threshold;
+  constexpr bool kCollects = kInputs == Inputs::threshold, kWalks = kInputs == Inputs::walk;
   struct Empty {};
   __shared__ __align__(16) uint32_t factor_table[kWarps][Frag::kGroups * kRow];
   __shared__ __align__(16) float sums_of_warps[kWarps][256];
@@ -173,8 +176,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
 
   launch_dependents();
   int begin, end;  // this warp's share
-  if constexpr (kInputs == Inputs::dense) {
+  if constexpr (kInputs == Inputs::dense || kWalks) {
     begin = n * w / kWarps, end = n * (w + 1) / kWarps;
+    if constexpr (kWalks) wait_for_predecessors();
   } else {
     // Memory has little to do until the kernels before have ended, and much of this will be read.
     const size_t skipped = kInputs == Inputs::list ? size_t(min(k0, p.K)) : 0;
@@ -201,9 +205,21 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
     int column = i;
     if constexpr (kInputs == Inputs::list) column = __ldcg(p.list + i);
     if constexpr (kInputs == Inputs::threshold) column = collected.column[i];
+    float x = 0;
+    unsigned counts = kAllLanes;  // columns of the chunk
+    if constexpr (kWalks) {
+      x = input_of(p, k0 + column);
+      counts = __ballot_sync(kAllLanes, lane < count && !(fabsf(x) < p.threshold));
+      if (!(counts >> lane & 1)) x = 0;
+    }
     const typename Frag::Header header = Frag::load_header(headers, unsigned(column));
     typename Frag::Codes codes_of[kChunk];
-    if constexpr (kInputs == Inputs::dense) {
+    if constexpr (kWalks) {
+      const std::byte* const from = codes + size_t(c) * Frag::kCodeBytes;
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j)
+        if (counts >> j & 1) codes_of[j] = Frag::load_codes(from, unsigned(j * Frag::kCodeBytes), lane);
+    } else if constexpr (kInputs == Inputs::dense) {
       const std::byte* const from = codes + size_t(c) * Frag::kCodeBytes;
 #pragma unroll
       for (int eight = 0; eight < kChunk / 8; ++eight) {
@@ -237,10 +253,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
       wait_for_predecessors();
       waited = true;
     }
-    float x;
     if constexpr (kInputs == Inputs::threshold)
       x = collected.x[i];
-    else
+    else if constexpr (!kWalks)
       x = input_of(p, (kInputs == Inputs::dense ? k0 : 0) + column);
     if (lane >= count) x = 0;
 
@@ -265,13 +280,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
     for (int eight = 0; eight < kChunk / 8; ++eight) {
       if (8 * eight >= count) break;
       __half2 part[4] = {};
+      const auto add = [&](int j, uint32_t factor) {
+        if (!kWalks || counts >> j & 1) Frag::add(codes_of[j], as_half2(factor), part);
+      };
 #pragma unroll
       for (int four = 2 * eight; four < 2 * eight + 2; ++four) {
         const uint4 f = own[four];
-        Frag::add(codes_of[4 * four], as_half2(f.x), part);
-        Frag::add(codes_of[4 * four + 1], as_half2(f.y), part);
-        Frag::add(codes_of[4 * four + 2], as_half2(f.z), part);
-        Frag::add(codes_of[4 * four + 3], as_half2(f.w), part);
+        add(4 * four, f.x), add(4 * four + 1, f.y), add(4 * four + 2, f.z), add(4 * four + 3, f.w);
       }
 #pragma unroll
       for (int q = 0; q < 4; ++q) {

@@ -22,6 +22,7 @@ enum class Inputs : uint8_t {
   dense,
   threshold,  // input k counts unless |x[k]| < threshold (times norms[k]): equality, NaN and infinity count
   list,       // those of a list count
+  walk,       // as threshold, without an even split: a baseline (baselines.h), no plan has it
 };
 
 /// How the work is shared out. A block of `warps` warps has one superblock row and one of `segments` equal ranges of
@@ -66,6 +67,8 @@ struct GemvArgs {
 std::span<const GemvPlan> kernel_plans(const layout::Layout& layout);
 /// A good one for shape and device.
 GemvPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Columns& weights, Inputs inputs);
+/// `plan` with so many segments that its warps fill this share of the device.
+GemvPlan filled(const DeviceInfo& device, const Columns& weights, GemvPlan plan, double share);
 /// Columns that a segment may have, and how many segments there may be.
 inline constexpr int64_t kSegmentColumns = 1024, kMostSegments = 256;
 
