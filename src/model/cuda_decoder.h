@@ -22,9 +22,8 @@ struct CudaDecoderOptions {
   bool progress = true;  // a bar on a terminal
 };
 
-/// Models with rotary positions, norms before their half blocks and embeddings of the model's own width; weights of a
-/// layer's input all in one zigzag layout that the CUDA kernels read, or all in row layouts. A prompt runs token by
-/// token.
+/// Models with rotary positions, norms before their half blocks and embeddings of the model's own width; weights in any
+/// mix of zigzag and row layouts, embedding and head in row layouts. A prompt runs token by token.
 class CudaDecoder final : public Engine {
  public:
   /// Prepares and uploads. Throws Error naming the tensor, the layout or the feature that does not run on CUDA, and,
