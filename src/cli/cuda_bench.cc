@@ -73,7 +73,8 @@ void report(const CudaBenchRequest& request, const eval::CudaLinearResult& resul
 void decode(const CudaBenchRequest& request) {
   LoadedModel model = open_model(request.path, request.common);
   const int64_t deepest = *std::max_element(request.contexts.begin(), request.contexts.end());
-  load_cuda_decoder(model, request.gpu, {.context = deepest + request.gen});
+  load_cuda_decoder(model, request.gpu,
+                    {.context = deepest + request.gen, .progress = true, .deterministic = request.deterministic});
   // The CPU's decoder checks the other one, and finds thresholds for random weights.
   model.decoder = model::Decoder::load(model.checkpoint, *model.pool);
   const double deviation = eval::check_cuda_decoder(*model.cuda, *model.decoder);
@@ -100,8 +101,6 @@ void check_cuda_bench(const CudaBenchRequest& request) {
   if (asked(request, "linear") && (request.synthetic.empty() || request.tokens != 1))
     throw Error(
         "--device cuda times the linear layers of one token of --synthetic SHAPE; of a model ask for --what decode");
-  if (asked(request, "decode") && request.deterministic)
-    throw Error("--deterministic: decoding on cuda adds in any order so far; it is of --what linear there");
 }
 
 int run_cuda_bench(const CudaBenchRequest& request) {

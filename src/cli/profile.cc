@@ -72,8 +72,10 @@ void add_profile(CLI::App& command, ProfileFlags& flags) {
           ->excludes(path)
           ->group(kGroup);
   command
-      .add_flag("--deterministic", flags.deterministic,
-                "results that do not depend on the number of threads; uses no profile, and can be slower")
+      .add_flag(
+          "--deterministic", flags.deterministic,
+          "results that do not depend on the number of threads or, on cuda, on the order in which blocks end; uses "
+          "no profile, and can be slower")
       ->excludes(path)
       ->excludes(none)
       ->group(kGroup);

@@ -137,7 +137,6 @@ void check_cuda(const Options& options) {
   if (options.beams > 0) refuse("--beams");
   if (options.kv != "f16") refuse("--kv");
   if (options.prepare != "auto") refuse("--prepare");
-  if (options.profile.deterministic) refuse("--deterministic");
   if (!options.profile.path.empty()) refuse("--profile");
 }
 
@@ -167,7 +166,8 @@ int run(const Options& options) {
   const auto thresholds = on_cuda ? select_thresholds(model.checkpoint, options.model, options.sparsity)
                                   : apply_sparsity(model, options.model, options.sparsity, false);
   if (on_cuda) {
-    load_cuda_decoder(model, options.gpu, {.context = capacity});
+    load_cuda_decoder(model, options.gpu,
+                      {.context = capacity, .progress = true, .deterministic = options.profile.deterministic});
     if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, false});
   }
   const InterruptGuard guard;  // Ctrl-C ends the program while it loads, from here on only the text that is being made

@@ -98,6 +98,7 @@ struct CudaDecoder::Impl {
   int64_t head_bytes = 0;
 
   cuda::Buffer cache, ids, positions, logits, attention_workspace, argmax_workspace;
+  cuda::Buffer partial, arrived;   // of products in a fixed order, empty: in any
   std::deque<cuda::Buffer> norms;  // of wina, what the groups point to
   cuda::Buffer counts;             // [layers][kInputs] of inputs left out; empty: not counted
   const float *cos = nullptr, *sin = nullptr;
@@ -120,7 +121,9 @@ struct CudaDecoder::Impl {
                          ThreadPool& pool);
   Group make_group(std::span<const WeightView> parts, ThreadPool& pool);
   ZigzagRun upload_run(std::span<const WeightView> parts, int64_t at, ThreadPool& pool);
-  void take_workspace();
+  /// The largest work space of a product in a fixed order: partial sums, and superblock rows.
+  std::pair<int64_t, int64_t> fixed_order_space() const;
+  void take_workspace(const CudaDecoderOptions& options);
 
   /// threshold: of the layer's input; not above 0: dense.
   void run(const Group& group, int64_t layer, Input input, const float* in, float threshold, float* y,
@@ -183,7 +186,18 @@ ZigzagRun CudaDecoder::Impl::upload_run(std::span<const WeightView> parts, int64
   return {prepared.layout, columns, plan(cuda::Inputs::dense), plan(cuda::Inputs::threshold), at};
 }
 
-void CudaDecoder::Impl::take_workspace() {
+std::pair<int64_t, int64_t> CudaDecoder::Impl::fixed_order_space() const {
+  int64_t sums = 1, rows = 1;
+  for (const Layer& layer : layers)
+    for (const Group* group : {&layer.qkv, &layer.o, &layer.up, &layer.down})
+      for (const ZigzagRun& run : group->runs) {
+        rows = std::max(rows, run.columns.rows);
+        sums = std::max(sums, run.columns.rows * 256 * std::max(run.dense.segments, run.sparse.segments));
+      }
+  return {sums, rows};
+}
+
+void CudaDecoder::Impl::take_workspace(const CudaDecoderOptions& options) {
   const Config& c = config;
   const int64_t kv_values = c.n_kv_heads * context * c.head_dim, half = c.rope.n_rot / 2;
   cache = take(2 * c.n_layers * kv_values * int64_t(sizeof(f16)), "key-value cache");
@@ -196,6 +210,13 @@ void CudaDecoder::Impl::take_workspace() {
   attention_workspace.fill(0);
   argmax_workspace.fill(0);
   positions.fill(0);
+
+  if (options.deterministic) {
+    const auto [sums, rows] = fixed_order_space();
+    partial = take(sums * int64_t(sizeof(float)), "partial sums");
+    arrived = take(rows * int64_t(sizeof(uint32_t)), "counters");
+    arrived.fill(0);
+  }
 
   std::vector<float> tables(size_t(2 * context * half));
   for (int64_t p = 0; p < context; ++p)
@@ -240,6 +261,8 @@ void CudaDecoder::Impl::run(const Group& group, int64_t layer, Input input, cons
     args.zero = clear.data;
     args.zero_count = clear.count;
     args.y = y + run.at;
+    if (arrived.bytes() > 0)
+      args.workspace = {partial.as<float>(), arrived.as<uint32_t>(), group.start ? group.start + run.at : nullptr};
     cuda::launch_gemv(device, stream, *run.layout, sparse ? run.sparse : run.dense, args);
     clear = {};
   }
@@ -471,7 +494,7 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
   }
   norm("output_norm", d.output_norm, d.output_norm_bias);
   binder.check_all_used();
-  d.take_workspace();
+  d.take_workspace(options);
   d.host_logits.resize(size_t(c.n_vocab));
   d.dense_token.emplace(d.stream, [&] { d.record(false); });
   return std::unique_ptr<CudaDecoder>(new CudaDecoder(std::move(impl)));

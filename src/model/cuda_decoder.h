@@ -20,6 +20,8 @@ namespace lacuna::model {
 struct CudaDecoderOptions {
   int64_t context = 0;   // positions of the key-value cache (f16); 0: all that the model allows
   bool progress = true;  // a bar on a terminal
+  /// Sums in a fixed order: a token's logits are the same bits every time. Slower; rows and attention always are.
+  bool deterministic = false;
 };
 
 /// Models with rotary positions, norms before their half blocks and embeddings of the model's own width; weights in any

@@ -79,7 +79,6 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
   expect_error({"inspect", kModel, "--device", "cuda", "--json"}, "leave it out here");
   for (const auto& [flag, value] : {std::pair{"--beams", "2"}, {"--kv", "q8_0"}, {"--prepare", "in_place"}})
     expect_error({"run", kModel, "-p", "a", "--device", "cuda", flag, value}, flag);
-  expect_error({"run", kModel, "-p", "a", "--device", "cuda", "--deterministic"}, "--deterministic");
   expect_error({"perplexity", kModel, "-f", kModel, "--device", "cuda", "--kv", "f32"}, "--kv");
   const std::vector<std::string> bench = {"bench", "--device", "cuda", "--json", "--synthetic", "llama-3.2-1b"};
   const auto with = [&](std::vector<std::string> more) {
@@ -87,7 +86,8 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
     return more;
   };
   expect_error(with({}), "no prefill yet");
-  expect_error(with({"--what", "decode", "--deterministic"}), "--deterministic");
+  expect_error({"bench", "--device", "cuda", "--spqt", "--deterministic"}, "--deterministic");
+  expect_error(with({"--spqt", "--parts", "table2"}), "--parts table2");
   expect_error(with({"--what", "linear", "--tokens", "2"}), "of one token of --synthetic SHAPE");
   expect_error({"bench", kModel, "--device", "cuda", "--what", "linear"}, "of one token of --synthetic SHAPE");
   expect_error(with({"--what", "linear", "--layout", "q4_K"}), "no kernel reads q4_K; those that one reads: zz4_k");
@@ -98,6 +98,7 @@ TEST(App, CudaThatCannotRunSaysWhy) {
   const std::vector<std::vector<std::string>> calls = {
       {"bench", "--device", "cuda", "--synthetic", "llama-3.2-1b", "--what", "linear", "--layout", "zz4_k"},
       {"bench", kModel, "--device", "cuda", "--what", "decode"},
+      {"bench", "--device", "cuda", "--spqt"},
       {"run", kModel, "-p", "a", "--device", "cuda"},
       {"perplexity", kModel, "-f", kModel, "--device", "cuda", "--ctx", "16"}};
   for (std::vector<std::string> arguments : calls) {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <iterator>
 #include <map>
@@ -197,6 +198,33 @@ TEST_F(CudaDecoderTest, MixedLeavesOutWhatTheCpuLeavesOut) {
     model.decoder->set_sparsity(std::nullopt);
     gpu->truncate(0);
     EXPECT_GT(worst_difference(*model.decoder, *gpu), 2 * with);  // the device still leaves inputs out
+  }
+}
+
+// Biases come with the sums here, not before them.
+TEST_F(CudaDecoderTest, InAFixedOrderLogitsAreThoseOfTheCpu) {
+  const Mixed mixed("qwen2_heads_of_8", {{"attn_v", layout::Id::zz6_k}, {"0.attn_k", layout::Id::f16}});
+  EXPECT_LT(worst_difference(*mixed.model->decoder, *load(*mixed.model, {.deterministic = true})), 0.03);
+}
+
+TEST_F(CudaDecoderTest, AThousandTokensInAFixedOrderAreTheSameBits) {
+  const Zigzag zigzag("qwen2_heads_of_8");
+  Thresholds thresholds;
+  thresholds.t.assign(size_t(zigzag.model->decoder->config().n_layers), {0.4f, 0.02f, 0.4f, 0.02f});
+  const auto gpu = load(*zigzag.model, {.deterministic = true});
+  const std::vector<int32_t> ids = some_ids(kTokens, gpu->config().n_vocab);
+  for (const bool sparse : {false, true}) {
+    gpu->set_sparsity(sparse ? std::optional(SparsityOptions{thresholds, 2, false}) : std::nullopt);
+    std::vector<std::vector<float>> first;
+    for (int64_t token = 0; token < 1000; ++token) {
+      const int64_t place = token % kTokens;
+      if (place == 0) gpu->truncate(0);
+      const std::span<const float> logits = gpu->forward({&ids[size_t(place)], 1});
+      if (token < kTokens) first.emplace_back(logits.begin(), logits.end());
+      ASSERT_TRUE(std::ranges::equal(logits, first[size_t(place)], [](float a, float b) {
+        return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+      })) << token;
+    }
   }
 }
 

@@ -152,6 +152,8 @@ __device__ __forceinline__ void store_sums(const GemvParams& p, int r, int s, fl
   if (!last || threadIdx.x >= 64) return;
   __threadfence();
   float4 sum = make_float4(0, 0, 0, 0);
+  if (p.workspace.start != nullptr)
+    sum = __ldg(reinterpret_cast<const float4*>(p.workspace.start + size_t(r) * 256 + threadIdx.x * 4));
   for (int i = 0; i < p.segments; ++i) {
     const float4 part = __ldcg(reinterpret_cast<const float4*>(mine + i * step));
     sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;

@@ -40,8 +40,9 @@ std::string describe(const GemvPlan& plan);
 
 /// Sums in a fixed order: every run gives the same bits. Without it blocks add to y as they end.
 struct Workspace {
-  float* partial = nullptr;     // [segments, 256 rows]
-  uint32_t* arrived = nullptr;  // [rows] zeros; zeros again when the launch has ended
+  float* partial = nullptr;      // [segments, 256 rows]
+  uint32_t* arrived = nullptr;   // [rows] zeros; zeros again when the launch has ended
+  const float* start = nullptr;  // [256 rows] added to the sums: biases; nullptr: zeros
 };
 
 /// All pointers are of device memory.
