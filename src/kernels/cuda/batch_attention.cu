@@ -87,14 +87,14 @@ __global__ void __launch_bounds__(kThreads) attend_batch(const __grid_constant__
 #pragma unroll
     for (int i = 0; i < kD / 32; ++i) {
       const int d = i * 32 + lane;
-      v[i] = row < rows && d < D
-                 ? __ldcg(h.q + row / group * h.q_stride + (kv_head * group + row % group) * D + d)
-                 : 0.0f;
+      v[i] =
+          row < rows && d < D ? __ldcg(h.q + row / group * h.q_stride + (kv_head * group + row % group) * D + d) : 0.0f;
       largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
     }
     const int exponent = int(__reduce_max_sync(~0u, largest) >> 23);
     const int clamped = exponent == 255 ? 137 : min(max(exponent, 27), 240);
-    const float up = __uint_as_float(uint32_t(264 - clamped) << 23), down = __uint_as_float(uint32_t(clamped - 10) << 23);
+    const float up = __uint_as_float(uint32_t(264 - clamped) << 23),
+                down = __uint_as_float(uint32_t(clamped - 10) << 23);
     if (lane == 0) factors[r] = down * a.scale * 1.44269504088896f;  // exponentials are powers of two
 #pragma unroll
     for (int i = 0; i < kD / 32; ++i) {
@@ -180,8 +180,7 @@ __global__ void __launch_bounds__(kThreads) attend_batch(const __grid_constant__
 #pragma unroll
       for (int part = 0; part < 4; ++part) {  // row half part % 2, columns 8 (part / 2) on
         const float* const s = scores[2 * j + part / 2] + 2 * (part % 2);
-        const __half2 pair =
-            __floats2half2_rn(exp2f(s[0] - shift[part % 2]), exp2f(s[1] - shift[part % 2]));
+        const __half2 pair = __floats2half2_rn(exp2f(s[0] - shift[part % 2]), exp2f(s[1] - shift[part % 2]));
         weights.r[part] = as_bits(pair);
         const float2 rounded = __half22float2(pair);
         total[part % 2] += rounded.x + rounded.y;

@@ -1,7 +1,6 @@
 // src/kernels/cuda/gemm.cu - operands of activations, and the choice of a GEMM kernel.
-#include "kernels/cuda/gemm.h"
-
 #include "core/error.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ops_block.cuh"

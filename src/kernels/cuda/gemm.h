@@ -17,9 +17,9 @@
 namespace lacuna::cuda {
 
 /// A matrix [rows, K] as the tensor cores read it: element = f16 value * scale[row].
-/// Tiles of 128 rows and 64 columns, 16 KiB each, [ceil(rows / 128)][ceil(K / 64)]. A tile's row is 128 bytes; its piece
-/// p of 8 columns lies at place p ^ (row % 8), so that neither ldmatrix nor wgmma meets a bank twice. Columns from K on
-/// are zeros, rows from `rows` on are anything.
+/// Tiles of 128 rows and 64 columns, 16 KiB each, [ceil(rows / 128)][ceil(K / 64)]. A tile's row is 128 bytes; its
+/// piece p of 8 columns lies at place p ^ (row % 8), so that neither ldmatrix nor wgmma meets a bank twice. Columns
+/// from K on are zeros, rows from `rows` on are anything.
 struct Operand {
   std::byte* tiles = nullptr;  // operand_bytes(rows, K), aligned to 128 bytes
   /// [rows]: the power of two that brings a row's largest magnitude to [2^14, 2^15); 1 where a value is not finite.
@@ -63,12 +63,12 @@ struct GemmArgs {
   int64_t stride = 0;
   GemmKernel kernel = GemmKernel::best;
 };
-/// The product. Products of two f16 are exact and summed in f32 (by the tensor cores, which may cut instead of round: up
-/// to 2^-23 of the largest sum for each 16 columns), so that an output is off by at most
-/// (2^-10 + K 2^-27) sum_k |x w| and what operands lose: 2^-39 of the largest x and w of its rows for each column. Sums in
-/// a fixed order: every run gives the same bits, and a token's results do not depend on the others. Where an input or a
-/// weight is not finite, the outputs that it meets are not. Values of x from 2^90 on may count as infinite.
-/// Throws Error for a kernel that does not run on the device.
+/// The product. Products of two f16 are exact and summed in f32 (by the tensor cores, which may cut instead of round:
+/// up to 2^-23 of the largest sum for each 16 columns), so that an output is off by at most (2^-10 + K 2^-27) sum_k |x
+/// w| and what operands lose: 2^-39 of the largest x and w of its rows for each column. Sums in a fixed order: every
+/// run gives the same bits, and a token's results do not depend on the others. Where an input or a weight is not
+/// finite, the outputs that it meets are not. Values of x from 2^90 on may count as infinite. Throws Error for a kernel
+/// that does not run on the device.
 void launch_gemm(const Device& device, Stream& stream, const GemmArgs& args);
 
 }  // namespace lacuna::cuda

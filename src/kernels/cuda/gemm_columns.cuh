@@ -1,9 +1,9 @@
 // src/kernels/cuda/gemm_columns.cuh - operands of prepared zigzag columns (prepared.h), for any layout. For
 // gemm_columns_*.cu.
 //
-// A block has one superblock row (256 outputs) and 64 columns, whose codes and scales go through shared memory. A thread
-// has 8 outputs, those of a lane of the GEMV, and 8 columns: eight pieces of the operand. Neighbours have neighbouring
-// pieces, so that whole lines are written.
+// A block has one superblock row (256 outputs) and 64 columns, whose codes and scales go through shared memory. A
+// thread has 8 outputs, those of a lane of the GEMV, and 8 columns: eight pieces of the operand. Neighbours have
+// neighbouring pieces, so that whole lines are written.
 //
 // Frag: kCodeBytes, kHeaderBytes, kGroups (of outputs that share a scale), and
 //   Scale scale(const std::byte* header, int group);                what a weight of the group is computed with
@@ -30,8 +30,8 @@ struct GemmColumns {
 template <class Frag, bool kLargest>
 __global__ void __launch_bounds__(256) write_columns(const __grid_constant__ GemmColumns p) {
   constexpr int kColumns = kTileColumns, kPieces = kColumns / 8;
-  constexpr int kEight = 8 * Frag::kCodeBytes + 16;       // bytes of eight columns, padded against bank conflicts
-  constexpr int kScales = kColumns + kColumns / 8;        // of a group, padded
+  constexpr int kEight = 8 * Frag::kCodeBytes + 16;  // bytes of eight columns, padded against bank conflicts
+  constexpr int kScales = kColumns + kColumns / 8;   // of a group, padded
   static_assert(Frag::kCodeBytes % 16 == 0 && Frag::kHeaderBytes % 4 == 0);
   __shared__ __align__(16) std::byte codes[kPieces * kEight];
   __shared__ ColumnScale scales[Frag::kGroups][kScales];
@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(256) write_columns(const __grid_constant__ Gem
       uint32_t halves[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) halves[j] = pack_halves(weights[i][2 * j] * inverse, weights[i][2 * j + 1] * inverse);
-      *reinterpret_cast<uint4*>(p.tiles + operand_place(row + i, int64_t(blockIdx.x) * kPieces + piece,
-                                                        p.tiles_of_row)) =
+      *reinterpret_cast<uint4*>(p.tiles +
+                                operand_place(row + i, int64_t(blockIdx.x) * kPieces + piece, p.tiles_of_row)) =
           make_uint4(halves[0], halves[1], halves[2], halves[3]);
     }
   }

@@ -1,5 +1,5 @@
-// src/kernels/cuda/gemm_mma.cu - the GEMM with mma.sync, for compute capability 8.0 and later. A block has 128 tokens by
-// 128 outputs, a warp 64 by 32 of them; tiles come through a ring of stages in shared memory.
+// src/kernels/cuda/gemm_mma.cu - the GEMM with mma.sync, for compute capability 8.0 and later. A block has 128 tokens
+// by 128 outputs, a warp 64 by 32 of them; tiles come through a ring of stages in shared memory.
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/mma.cuh"

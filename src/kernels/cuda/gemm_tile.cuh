@@ -1,5 +1,5 @@
-// src/kernels/cuda/gemm_tile.cuh - places in an operand's tiles, and what both GEMM kernels do with a sum. For .cu files
-// only.
+// src/kernels/cuda/gemm_tile.cuh - places in an operand's tiles, and what both GEMM kernels do with a sum. For .cu
+// files only.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -36,9 +36,7 @@ __device__ __forceinline__ float inverse_of(float scale) {
   return __uint_as_float((254u << 23) - __float_as_uint(scale));
 }
 
-__device__ __forceinline__ uint32_t pack_halves(float low, float high) {
-  return as_bits(__floats2half2_rn(low, high));
-}
+__device__ __forceinline__ uint32_t pack_halves(float low, float high) { return as_bits(__floats2half2_rn(low, high)); }
 
 struct GemmParams {
   const std::byte *x, *w;

@@ -11,8 +11,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint3
 
 /// 16 bytes from global to shared memory, both aligned. `valid` false: zeros.
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool valid = true) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(valid ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0)
                : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
