@@ -78,30 +78,45 @@ struct BatchSpace {
   int64_t bytes() const { return x + h + attended + qkv + up + logits + inputs + scales + weights; }
 };
 
-/// Weights that read one input. Their results lie one after the other, each part padded to 256.
-struct Group {
-  const layout::Layout* zigzag = nullptr;  // of all parts, or nullptr: row layouts
+/// Parts of a group that follow each other in one zigzag layout: one launch.
+struct ZigzagRun {
+  const layout::Layout* layout = nullptr;
   cuda::Columns columns;
   cuda::GemvPlan dense, sparse;
-  std::vector<cuda::Rows> rows;
-  std::vector<const float*> biases;
+  int64_t at = 0;  // of its results in the group's
+};
+
+/// A part of a group in a row layout.
+struct RowPart {
+  cuda::Rows weights;
+  const float* bias = nullptr;
+  int64_t at = 0;
+};
+
+/// Weights that read one input. Their results lie one after the other, each part padded to 256. Zigzag runs are
+/// launched first, then all row parts together.
+struct Group {
+  std::vector<ZigzagRun> runs;
+  std::vector<RowPart> rows;
   std::vector<int64_t> at;  // of each part's results
   int64_t outputs = 0;      // padded
   int64_t bytes = 0;        // of canonical weights
 
-  const float* start = nullptr;  // biases, [outputs], or nullptr
+  const float* start = nullptr;  // biases of all parts, [outputs], or nullptr
   float* scale = nullptr;        // of the outputs as an operand, [outputs]
   const float* norms = nullptr;  // wina: of the input, [K]
 
-  int64_t K() const { return zigzag ? columns.K : rows.front().K; }
+  int64_t K() const { return runs.empty() ? rows.front().weights.K : runs.front().columns.K; }
+  /// No part is in a row layout.
+  bool all_zigzag() const { return rows.empty(); }
   /// What an earlier launch writes: zigzag launches add to their results.
-  cuda::Preset to_preset(float* y) const { return zigzag ? cuda::Preset{y, outputs, start} : cuda::Preset{}; }
+  cuda::Preset to_preset(float* y) const { return runs.empty() ? cuda::Preset{} : cuda::Preset{y, outputs, start}; }
 };
 
-/// What a zigzag group's launch does beside its product.
+/// What the launches of a group with a zigzag run do beside their products.
 struct Fused {
-  const float* up = nullptr;  // GemvArgs::up
-  cuda::Preset clear;         // zeros only
+  const float* up = nullptr;  // GemvArgs::up; all_zigzag() groups only
+  cuda::Preset clear;         // zeros only, nothing of this group's results; the first run's launch does it
 };
 
 struct Layer {
@@ -156,8 +171,7 @@ struct CudaDecoder::Impl {
   cuda::Rows upload_rows(const layout::Layout& layout, layout::Shape shape, std::span<const std::byte> bytes,
                          ThreadPool& pool);
   Group make_group(std::span<const WeightView> parts, ThreadPool& pool);
-  /// Biases of all parts, [outputs].
-  const float* upload_biases(const Group& group, std::span<const WeightView> parts);
+  ZigzagRun upload_run(std::span<const WeightView> parts, int64_t at, ThreadPool& pool);
   void take_workspace();
 
   /// threshold: of the layer's input; not above 0: dense.
@@ -208,40 +222,45 @@ Group CudaDecoder::Impl::make_group(std::span<const WeightView> parts, ThreadPoo
     group.at.push_back(group.outputs);
     group.outputs += padded(part.shape.N);
     group.bytes += int64_t(part.bytes.size());
-    if (part.layout->zigzag) group.zigzag = part.layout;
   }
-  group.start = upload_biases(group, parts);
-  cuda::Buffer& scale = buffers.emplace_back(take(group.outputs * int64_t(sizeof(float)), "scales"));
-  scale.fill(0);
-  group.scale = scale.as<float>();
-  if (group.zigzag == nullptr) {
-    for (size_t i = 0; i < parts.size(); ++i) {
-      group.rows.push_back(upload_rows(*parts[i].layout, parts[i].shape, parts[i].bytes, pool));
-      group.biases.push_back(parts[i].bias.empty() ? nullptr : group.start + group.at[i]);
-      cuda::launch_weight_scales(device, stream, group.rows[i], group.scale + group.at[i]);
-    }
-    return group;
-  }
-  const cuda::PreparedGroup prepared = cuda::prepare_group(parts, pool);
-  cuda::Buffer& buffer = buffers.emplace_back(take(prepared.bytes() + 256, "weights"));
-  const auto headers_at = int64_t(prepared.codes.size() + 255) / 256 * 256;
-  buffer.upload(prepared.codes.bytes());
-  buffer.upload(prepared.headers.bytes(), headers_at);
-  group.columns = {buffer.data(), buffer.data() + headers_at, prepared.rows, prepared.K};
-  group.dense = cuda::default_plan(device.info(), *group.zigzag, group.columns, cuda::Inputs::dense);
-  group.sparse = cuda::default_plan(device.info(), *group.zigzag, group.columns, cuda::Inputs::threshold);
-  cuda::launch_weight_scales(device, stream, *group.zigzag, group.columns, group.scale);
-  return group;
-}
-
-const float* CudaDecoder::Impl::upload_biases(const Group& group, std::span<const WeightView> parts) {
   std::vector<float> biases;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].bias.empty()) continue;
     biases.resize(size_t(group.outputs));
     std::copy(parts[i].bias.begin(), parts[i].bias.end(), biases.begin() + group.at[i]);
   }
-  return upload(biases);
+  group.start = upload(biases);
+  cuda::Buffer& scale = buffers.emplace_back(take(group.outputs * int64_t(sizeof(float)), "scales"));
+  scale.fill(0);
+  group.scale = scale.as<float>();
+  for (size_t first = 0, end; first < parts.size(); first = end) {
+    for (end = first + 1; end < parts.size() && parts[end].layout == parts[first].layout;) ++end;
+    if (parts[first].layout->zigzag) {
+      group.runs.push_back(upload_run(parts.subspan(first, end - first), group.at[first], pool));
+      const ZigzagRun& run = group.runs.back();
+      cuda::launch_weight_scales(device, stream, *run.layout, run.columns, group.scale + run.at);
+      continue;
+    }
+    for (size_t i = first; i < end; ++i) {
+      const float* const bias = parts[i].bias.empty() ? nullptr : group.start + group.at[i];
+      group.rows.push_back({upload_rows(*parts[i].layout, parts[i].shape, parts[i].bytes, pool), bias, group.at[i]});
+      cuda::launch_weight_scales(device, stream, group.rows.back().weights, group.scale + group.at[i]);
+    }
+  }
+  return group;
+}
+
+ZigzagRun CudaDecoder::Impl::upload_run(std::span<const WeightView> parts, int64_t at, ThreadPool& pool) {
+  const cuda::PreparedGroup prepared = cuda::prepare_group(parts, pool);
+  cuda::Buffer& buffer = buffers.emplace_back(take(prepared.bytes() + 256, "weights"));
+  const auto headers_at = int64_t(prepared.codes.size() + 255) / 256 * 256;
+  buffer.upload(prepared.codes.bytes());
+  buffer.upload(prepared.headers.bytes(), headers_at);
+  const cuda::Columns columns = {buffer.data(), buffer.data() + headers_at, prepared.rows, prepared.K};
+  const auto plan = [&](cuda::Inputs inputs) {
+    return cuda::default_plan(device.info(), *prepared.layout, columns, inputs);
+  };
+  return {prepared.layout, columns, plan(cuda::Inputs::dense), plan(cuda::Inputs::threshold), at};
 }
 
 void CudaDecoder::Impl::take_workspace() {
@@ -305,22 +324,26 @@ void CudaDecoder::Impl::run(const Group& group, int64_t layer, Input input, cons
     cuda::launch_count_inactive(device, stream, in, width, group.norms, threshold,
                                 counts.as<unsigned long long>() + layer * kInputs + int64_t(input));
   }
-  if (group.zigzag) {
+  const bool sparse = threshold > 0;
+  cuda::Preset clear = fused.clear;
+  for (const ZigzagRun& run : group.runs) {
     cuda::GemvArgs args;
-    args.weights = group.columns;
-    args.inputs = threshold > 0 ? cuda::Inputs::threshold : cuda::Inputs::dense;
+    args.weights = run.columns;
+    args.inputs = sparse ? cuda::Inputs::threshold : cuda::Inputs::dense;
     args.x = in;
     args.threshold = threshold;
     args.norms = group.norms;
     args.up = fused.up;
-    args.zero = fused.clear.data;
-    args.zero_count = fused.clear.count;
-    args.y = y;
-    cuda::launch_gemv(device, stream, *group.zigzag, threshold > 0 ? group.sparse : group.dense, args);
-    return;
+    args.zero = clear.data;
+    args.zero_count = clear.count;
+    args.y = y + run.at;
+    cuda::launch_gemv(device, stream, *run.layout, sparse ? run.sparse : run.dense, args);
+    clear = {};
   }
+  if (group.rows.empty()) return;
   std::array<cuda::RowsPart, 4> parts;
-  for (size_t i = 0; i < group.rows.size(); ++i) parts[i] = {group.rows[i], group.biases[i], y + group.at[i]};
+  for (size_t i = 0; i < group.rows.size(); ++i)
+    parts[i] = {group.rows[i].weights, group.rows[i].bias, y + group.rows[i].at};
   cuda::launch_rows(device, stream, {{parts.data(), group.rows.size()}, in, threshold});
 }
 
@@ -387,7 +410,7 @@ void CudaDecoder::Impl::record(bool sparse) {
     norm.preset = layer.up.to_preset(up_y);
     cuda::launch_norm(device, stream, norm);
     // The gate is taken where it is read: by the product with zigzag weights. Counts need its result apart.
-    const bool gated_there = c.mlp == Mlp::swiglu && layer.up.zigzag && layer.down.zigzag &&
+    const bool gated_there = c.mlp == Mlp::swiglu && !layer.up.runs.empty() && layer.down.all_zigzag() &&
                              layer.down.start == nullptr && counts.bytes() == 0;
     if (gated_there) {
       run(layer.up, index, Input::ffn_in, h, threshold(index, Input::ffn_in), up_y,
@@ -427,7 +450,7 @@ void CudaDecoder::Impl::record_head(float* from, const float* add) {
   norm.K = config.n_embd;
   norm.y = h;
   cuda::launch_norm(device, stream, norm);
-  const cuda::RowsPart part = {head.rows[0], head.biases[0], logits.as<float>()};
+  const cuda::RowsPart part = {head.rows[0].weights, head.rows[0].bias, logits.as<float>()};
   cuda::launch_rows(device, stream, {{&part, 1}, h});
 }
 
@@ -485,18 +508,21 @@ cuda::Operand CudaDecoder::Impl::make_inputs(const Group& group, const cuda::Gem
 
 cuda::Operand CudaDecoder::Impl::make_weights(const Group& group, int64_t first, int64_t count) {
   const cuda::Operand all = {batch.weights, group.scale + first, count, group.K()};
-  if (group.zigzag) {
-    cuda::launch_gemm_weights(device, stream, *group.zigzag, group.columns, first, all);
-    return all;
-  }
-  for (size_t i = 0; i < group.rows.size(); ++i) {
-    const int64_t begin = std::max(first, group.at[i]), end = std::min(first + count, group.at[i] + group.rows[i].N);
-    if (begin >= end) continue;
+  /// The slice's share of outputs [at, at + N) of the group: from which on, and the operand.
+  const auto share = [&](int64_t at, int64_t N) {
+    const int64_t begin = std::max(first, at), end = std::min(first + count, at + N);
     cuda::Operand part = all;
-    part.tiles += cuda::operand_bytes(begin - first, all.K);
-    part.scale = group.scale + begin;
-    part.rows = end - begin;
-    cuda::launch_gemm_weights(device, stream, group.rows[i], begin - group.at[i], part);
+    part.rows = std::max(int64_t{0}, end - begin);
+    if (part.rows > 0) part.tiles += cuda::operand_bytes(begin - first, all.K), part.scale = group.scale + begin;
+    return std::pair{begin - at, part};
+  };
+  for (const ZigzagRun& run : group.runs) {
+    const auto [begin, part] = share(run.at, run.columns.rows * 256);
+    if (part.rows > 0) cuda::launch_gemm_weights(device, stream, *run.layout, run.columns, begin, part);
+  }
+  for (const RowPart& row : group.rows) {
+    const auto [begin, part] = share(row.at, row.weights.N);
+    if (part.rows > 0) cuda::launch_gemm_weights(device, stream, row.weights, begin, part);
   }
   return all;
 }
@@ -668,7 +694,8 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
   std::optional<Progress> progress;
   if (options.progress) progress.emplace("Uploading", c.n_layers + 1, "layers");
   d.head = d.make_group({&output, 1}, pool);
-  d.embedding = tied ? d.head.rows[0] : d.upload_rows(*embedding.layout, embedding.shape, embedding.bytes, pool);
+  d.embedding =
+      tied ? d.head.rows[0].weights : d.upload_rows(*embedding.layout, embedding.shape, embedding.bytes, pool);
   const auto norm = [&](const std::string& name, const float*& weight, const float*& bias) {
     const NormWeights values = binder.norm(name, c);
     weight = d.upload(values.weight);
@@ -715,21 +742,22 @@ std::string CudaDecoder::explain() const {
   const Impl& d = *impl_;
   std::string out;
   const auto add = [&](const char* name, const Group& group) {
-    std::string layouts;
-    for (const cuda::Rows& rows : group.rows)
-      layouts += fmt::format("{}{}", layouts.empty() ? "" : ", ", rows.layout->name);
-    if (group.zigzag == nullptr)
-      out += fmt::format("{}: {}, in rows\n", name, layouts);
-    else
-      out += fmt::format("{}: {}, dense {}{}\n", name, group.zigzag->name, cuda::describe(group.dense),
-                         d.sparsity ? "; sparse " + cuda::describe(group.sparse) : "");
+    std::string how;
+    for (const ZigzagRun& run : group.runs)
+      how += fmt::format("{}{}, dense {}{}", how.empty() ? "" : "; then ", run.layout->name, cuda::describe(run.dense),
+                         d.sparsity ? ", sparse " + cuda::describe(run.sparse) : "");
+    std::string rows;
+    for (const RowPart& part : group.rows)
+      rows += fmt::format("{}{}", rows.empty() ? "" : ", ", part.weights.layout->name);
+    if (!rows.empty()) how += fmt::format("{}{}, in rows", how.empty() ? "" : "; then ", rows);
+    out += fmt::format("{}: {}\n", name, how);
   };
   const Layer& layer = d.layers.front();
   add("attn_q, attn_k, attn_v", layer.qkv);
   add("attn_output", layer.o);
   add(d.config.mlp == Mlp::swiglu ? "ffn_gate, ffn_up" : "ffn_up", layer.up);
   add("ffn_down", layer.down);
-  return out + fmt::format("output: {}, in rows\n", d.head.rows[0].layout->name);
+  return out + fmt::format("output: {}, in rows\n", d.head.rows[0].weights.layout->name);
 }
 
 int64_t CudaDecoder::weight_bytes() const {
@@ -793,7 +821,7 @@ void CudaDecoder::set_sparsity(std::optional<SparsityOptions> options) {
   if (by_norms)
     for (Layer& layer : d.layers)
       for (const Group* group : readers(layer))
-        if (group->zigzag == nullptr)
+        if (!group->all_zigzag())
           throw Error("--device cuda: thresholds by wina need zigzag weights; use --criterion magnitude");
   std::deque<cuda::Buffer> norms;  // [layers][kInputs]
   if (by_norms)

@@ -22,9 +22,9 @@ struct CudaDecoderOptions {
   bool progress = true;  // a bar on a terminal
 };
 
-/// Models with rotary positions, norms before their half blocks and embeddings of the model's own width; weights of a
-/// layer's input all in one zigzag layout that the CUDA kernels read, or all in row layouts. Eight dense tokens and
-/// more run at once, up to 512, with weights and inputs rounded to f16 (kernels/cuda/gemm.h).
+/// Models with rotary positions, norms before their half blocks and embeddings of the model's own width; weights in any
+/// mix of zigzag and row layouts, embedding and head in row layouts. Eight dense tokens and more run at once, up to
+/// 512, with weights and inputs rounded to f16 (kernels/cuda/gemm.h).
 class CudaDecoder final : public Engine {
  public:
   /// Prepares and uploads. Throws Error naming the tensor, the layout or the feature that does not run on CUDA, and,
