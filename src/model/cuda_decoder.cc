@@ -4,11 +4,14 @@
 #include <array>
 #include <cmath>
 #include <deque>
+#include <functional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
 #include "core/progress.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemv.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/prepared.h"
@@ -32,9 +35,48 @@ int64_t prepared_bytes(std::span<const WeightView> parts) {
     } else {
       bytes += part.shape.N * cuda::row_places(*part.layout, part.shape.K).row_bytes;
     }
+    bytes += padded(part.shape.N) * int64_t(sizeof(float));  // scales of batches
   }
   return bytes;
 }
+
+/// Tokens that run at once; fewer than the least run one by one, which is as fast.
+constexpr int64_t kMostBatch = 512, kLeastBatch = 8;
+/// Weights that are f16 at a time, and logits that wait for the host. More would not be faster.
+constexpr int64_t kMostWeightBytes = int64_t{192} << 20, kMostLogitBytes = int64_t{128} << 20;
+
+/// Work space of a batch, in bytes.
+struct BatchSpace {
+  int64_t tokens = 0, logit_tokens = 0;
+  int64_t x = 0, h = 0, attended = 0, qkv = 0, up = 0, logits = 0;  // floats
+  int64_t inputs = 0, scales = 0, weights = 0;                      // operands
+
+  BatchSpace() = default;
+  BatchSpace(const Config& c, int64_t context, int64_t qkv_outputs, int64_t up_outputs) {
+    tokens = std::min(kMostBatch, context);
+    const auto floats = [&](int64_t rows, int64_t width) {
+      return (rows * width * int64_t(sizeof(float)) + 255) / 256 * 256;
+    };
+    constexpr int64_t kRows = cuda::kOperandRows;
+    logit_tokens =
+        std::clamp(kMostLogitBytes / (c.n_vocab * int64_t(sizeof(float))) / kRows * kRows, kRows, kMostBatch);
+    logit_tokens = std::min(logit_tokens, tokens);
+    const int64_t q = c.n_heads * c.head_dim, widest = std::max({c.n_embd, q, c.n_ff});
+    x = h = floats(tokens, c.n_embd);
+    attended = floats(tokens, q);
+    qkv = floats(tokens, qkv_outputs);
+    up = floats(tokens, up_outputs);
+    logits = floats(logit_tokens, c.n_vocab);
+    inputs = cuda::operand_bytes(tokens, widest);
+    scales = floats(1, tokens);
+    for (const auto& [N, K] :
+         {std::pair{qkv_outputs, c.n_embd}, std::pair{c.n_embd, q}, std::pair{up_outputs, c.n_embd},
+          std::pair{c.n_embd, c.n_ff}, std::pair{c.n_vocab, c.n_embd}})
+      weights = std::max(weights, cuda::operand_bytes(padded(N), K));
+    weights = std::min(weights, std::max(kMostWeightBytes, cuda::operand_bytes(padded(1), widest)));
+  }
+  int64_t bytes() const { return x + h + attended + qkv + up + logits + inputs + scales + weights; }
+};
 
 /// Parts of a group that follow each other in one zigzag layout: one launch.
 struct ZigzagRun {
@@ -60,9 +102,11 @@ struct Group {
   int64_t outputs = 0;      // padded
   int64_t bytes = 0;        // of canonical weights
 
-  const float* start = nullptr;  // biases of zigzag parts, [outputs], or nullptr
+  const float* start = nullptr;  // biases of all parts, [outputs], or nullptr
+  float* scale = nullptr;        // of the outputs as an operand, [outputs]
   const float* norms = nullptr;  // wina: of the input, [K]
 
+  int64_t K() const { return runs.empty() ? rows.front().weights.K : runs.front().columns.K; }
   /// No part is in a row layout.
   bool all_zigzag() const { return rows.empty(); }
   /// What an earlier launch writes: zigzag launches add to their results.
@@ -92,12 +136,12 @@ struct CudaDecoder::Impl {
   std::optional<SparsityOptions> sparsity;
   int64_t sparse_tokens = 0;
 
-  cuda::Rows embedding, head;
-  const float *head_bias = nullptr, *output_norm = nullptr, *output_norm_bias = nullptr;
+  cuda::Rows embedding;
+  Group head;
+  const float *output_norm = nullptr, *output_norm_bias = nullptr;
   std::vector<Layer> layers;
-  int64_t head_bytes = 0;
 
-  cuda::Buffer cache, ids, positions, logits, attention_workspace, argmax_workspace;
+  cuda::Buffer cache, ids, positions, logits, batch_logits, attention_workspace, argmax_workspace;
   cuda::Buffer partial, arrived;   // of products in a fixed order, empty: in any
   std::deque<cuda::Buffer> norms;  // of wina, what the groups point to
   cuda::Buffer counts;             // [layers][kInputs] of inputs left out; empty: not counted
@@ -105,6 +149,14 @@ struct CudaDecoder::Impl {
   // One token's values; *_y: results of a group.
   float *x = nullptr, *h = nullptr, *attended = nullptr, *gated = nullptr, *qkv_y = nullptr, *o_y = nullptr,
         *up_y = nullptr, *down_y = nullptr;
+  BatchSpace space;
+  /// The same of a batch's tokens; its inputs and weights as operands.
+  struct {
+    float *x = nullptr, *h = nullptr, *attended = nullptr, *qkv_y = nullptr, *up_y = nullptr;
+    float* scales = nullptr;
+    std::byte *inputs = nullptr, *weights = nullptr;
+  } batch;
+  bool moved = false;  // the device has not been told the position yet
   std::vector<float> host_logits;
   std::optional<cuda::Graph> dense_token, sparse_token;
 
@@ -133,9 +185,29 @@ struct CudaDecoder::Impl {
   void record_sparse();
   void check_room(std::span<const int32_t> ids, int64_t count) const;
   void launch(bool may_skip);
+  void tell_position();
   /// Runs a token; its logits stay on the device.
   void step(int32_t id, bool may_skip);
+  /// Final norm and head of the residual stream `from`, [n_embd].
+  void record_head(float* from, const float* add);
   std::span<const float> read_logits();
+
+  cuda::Heads heads_of(const Layer& layer, int64_t index, float* of_qkv);
+  /// x [M, K] as an operand; K: of the group.
+  cuda::Operand make_inputs(const Group& group, const cuda::GemmInputs& args, int64_t M);
+  /// Outputs [first, first + count) of the group's weights, f16.
+  cuda::Operand make_weights(const Group& group, int64_t first, int64_t count);
+  /// y[M, N], rows `stride` apart, += or = the group's product.
+  void multiply(const Group& group, const cuda::Operand& inputs, int64_t N, bool add, float* y, int64_t stride);
+  /// h = norm(x) of a batch.
+  void norm_batch(int64_t M, const float* weight, const float* bias);
+  /// Runs tokens at once, dense, as far as the residual stream.
+  void run_batch(std::span<const int32_t> of);
+  /// Logits of the batch's M tokens.
+  void score_batch(int64_t M, const Decoder::LogitsSink& sink);
+  /// Runs tokens in batches as they fit, dense, and calls after(first, n) for the n from `first` on: in the residual
+  /// stream of the batch, or, where n is 1, with logits.
+  void run_batches(std::span<const int32_t> of, const std::function<void(int64_t first, int64_t n)>& after);
 };
 
 cuda::Rows CudaDecoder::Impl::upload_rows(const layout::Layout& layout, layout::Shape shape,
@@ -156,19 +228,27 @@ Group CudaDecoder::Impl::make_group(std::span<const WeightView> parts, ThreadPoo
   }
   std::vector<float> biases;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (!parts[i].layout->zigzag) {
-      group.rows.push_back(
-          {upload_rows(*parts[i].layout, parts[i].shape, parts[i].bytes, pool), upload(parts[i].bias), group.at[i]});
-    } else if (!parts[i].bias.empty()) {
-      biases.resize(size_t(group.outputs));
-      std::copy(parts[i].bias.begin(), parts[i].bias.end(), biases.begin() + group.at[i]);
-    }
+    if (parts[i].bias.empty()) continue;
+    biases.resize(size_t(group.outputs));
+    std::copy(parts[i].bias.begin(), parts[i].bias.end(), biases.begin() + group.at[i]);
   }
   group.start = upload(biases);
+  cuda::Buffer& scale = buffers.emplace_back(take(group.outputs * int64_t(sizeof(float)), "scales"));
+  scale.fill(0);
+  group.scale = scale.as<float>();
   for (size_t first = 0, end; first < parts.size(); first = end) {
     for (end = first + 1; end < parts.size() && parts[end].layout == parts[first].layout;) ++end;
-    if (parts[first].layout->zigzag)
+    if (parts[first].layout->zigzag) {
       group.runs.push_back(upload_run(parts.subspan(first, end - first), group.at[first], pool));
+      const ZigzagRun& run = group.runs.back();
+      cuda::launch_weight_scales(device, stream, *run.layout, run.columns, group.scale + run.at);
+      continue;
+    }
+    for (size_t i = first; i < end; ++i) {
+      const float* const bias = parts[i].bias.empty() ? nullptr : group.start + group.at[i];
+      group.rows.push_back({upload_rows(*parts[i].layout, parts[i].shape, parts[i].bytes, pool), bias, group.at[i]});
+      cuda::launch_weight_scales(device, stream, group.rows.back().weights, group.scale + group.at[i]);
+    }
   }
   return group;
 }
@@ -201,7 +281,8 @@ void CudaDecoder::Impl::take_workspace(const CudaDecoderOptions& options) {
   const Config& c = config;
   const int64_t kv_values = c.n_kv_heads * context * c.head_dim, half = c.rope.n_rot / 2;
   cache = take(2 * c.n_layers * kv_values * int64_t(sizeof(f16)), "key-value cache");
-  ids = take(sizeof(int32_t), "token");
+  space = BatchSpace(c, context, layers.front().qkv.outputs, layers.front().up.outputs);
+  ids = take(space.tokens * int64_t(sizeof(int32_t)), "tokens");
   positions = take(sizeof(int32_t), "position");
   logits = take(c.n_vocab * int64_t(sizeof(float)), "logits");
   attention_workspace =
@@ -239,6 +320,22 @@ void CudaDecoder::Impl::take_workspace(const CudaDecoderOptions& options) {
   buffer.fill(0);
   float* next = buffer.as<float>();
   for (const auto& [pointer, floats] : parts) *pointer = std::exchange(next, next + padded(floats));
+
+  cuda::Buffer& of_batch = buffers.emplace_back(take(space.bytes() - space.logits, "work space of a batch"));
+  of_batch.fill(0);
+  batch_logits = take(space.logits, "logits of a batch");
+  std::byte* at = of_batch.data();
+  const auto part = [&](auto*& pointer, int64_t bytes) {
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(std::exchange(at, at + bytes));
+  };
+  part(batch.weights, space.weights);
+  part(batch.inputs, space.inputs);
+  part(batch.scales, space.scales);
+  part(batch.x, space.x);
+  part(batch.h, space.h);
+  part(batch.attended, space.attended);
+  part(batch.qkv_y, space.qkv);
+  part(batch.up_y, space.up);
 }
 
 void CudaDecoder::Impl::run(const Group& group, int64_t layer, Input input, const float* in, float threshold, float* y,
@@ -273,13 +370,36 @@ void CudaDecoder::Impl::run(const Group& group, int64_t layer, Input input, cons
   cuda::launch_rows(device, stream, {{parts.data(), group.rows.size()}, in, threshold});
 }
 
+cuda::Heads CudaDecoder::Impl::heads_of(const Layer& layer, int64_t index, float* of_qkv) {
+  const Config& c = config;
+  const int64_t kv_values = c.n_kv_heads * context * c.head_dim;
+  cuda::Heads heads;
+  heads.q = of_qkv + layer.qkv.at[0];
+  heads.k = of_qkv + layer.qkv.at[1];
+  heads.v = of_qkv + layer.qkv.at[2];
+  heads.q_stride = heads.kv_stride = layer.qkv.outputs;
+  heads.n_heads = c.n_heads;
+  heads.n_kv_heads = c.n_kv_heads;
+  heads.head_dim = c.head_dim;
+  heads.q_norm = layer.q_norm;
+  heads.k_norm = layer.k_norm;
+  heads.norm_eps = c.norm_eps;
+  heads.cos = cos;
+  heads.sin = sin;
+  heads.n_rot = c.rope.n_rot;
+  heads.adjacent = c.rope.adjacent;
+  f16* const keys = cache.as<f16>() + 2 * index * kv_values;
+  heads.cache = {keys, keys + kv_values, context};
+  heads.position = positions.as<int32_t>();
+  return heads;
+}
+
 void CudaDecoder::Impl::record(bool sparse) {
   const Config& c = config;
   const auto threshold = [&](int64_t layer, Input input) {
     return sparse ? sparsity->thresholds.t[size_t(layer)][size_t(input)] : 0.0f;
   };
   cuda::launch_embed(device, stream, embedding, ids.as<int32_t>(), 1, x);
-  const int64_t kv_values = c.n_kv_heads * context * c.head_dim;
   for (int64_t index = 0; index < c.n_layers; ++index) {
     const Layer& layer = layers[size_t(index)];
     cuda::NormArgs norm;
@@ -295,25 +415,9 @@ void CudaDecoder::Impl::record(bool sparse) {
     run(layer.qkv, index, Input::attn_in, h, threshold(index, Input::attn_in), qkv_y);
 
     cuda::AttentionArgs attention;
-    cuda::Heads& heads = attention.heads;
-    heads.q = qkv_y + layer.qkv.at[0];
-    heads.k = qkv_y + layer.qkv.at[1];
-    heads.v = qkv_y + layer.qkv.at[2];
-    heads.q_stride = c.n_heads * c.head_dim;
-    heads.kv_stride = c.n_kv_heads * c.head_dim;
-    heads.n_heads = c.n_heads;
-    heads.n_kv_heads = c.n_kv_heads;
-    heads.head_dim = c.head_dim;
-    heads.q_norm = layer.q_norm;
-    heads.k_norm = layer.k_norm;
-    heads.norm_eps = c.norm_eps;
-    heads.cos = cos;
-    heads.sin = sin;
-    heads.n_rot = c.rope.n_rot;
-    heads.adjacent = c.rope.adjacent;
-    f16* const keys = cache.as<f16>() + 2 * index * kv_values;
-    heads.cache = {keys, keys + kv_values, context};
-    heads.position = positions.as<int32_t>();
+    attention.heads = heads_of(layer, index, qkv_y);
+    attention.heads.q_stride = c.n_heads * c.head_dim;
+    attention.heads.kv_stride = c.n_kv_heads * c.head_dim;
     attention.with_heads = true;
     attention.window = c.window;
     attention.scale = 1 / std::sqrt(float(c.head_dim));
@@ -349,17 +453,7 @@ void CudaDecoder::Impl::record(bool sparse) {
     cuda::launch_gate(device, stream, gate);
     run(layer.down, index, Input::ffn_down, gated, threshold(index, Input::ffn_down), down_y);
   }
-  cuda::NormArgs norm;
-  norm.x = x;
-  norm.add = down_y;
-  norm.weight = output_norm;
-  norm.bias = output_norm_bias;
-  norm.eps = c.norm_eps;
-  norm.K = c.n_embd;
-  norm.y = h;
-  cuda::launch_norm(device, stream, norm);
-  const cuda::RowsPart part = {head, head_bias, logits.as<float>()};
-  cuda::launch_rows(device, stream, {{&part, 1}, h});
+  record_head(x, down_y);
   cuda::ArgmaxArgs choice;
   choice.x = logits.as<float>();
   choice.N = c.n_vocab;
@@ -367,6 +461,20 @@ void CudaDecoder::Impl::record(bool sparse) {
   choice.position = positions.as<int32_t>();
   choice.workspace = argmax_workspace.data();
   cuda::launch_argmax(device, stream, choice);
+}
+
+void CudaDecoder::Impl::record_head(float* from, const float* add) {
+  cuda::NormArgs norm;
+  norm.x = from;
+  norm.add = add;
+  norm.weight = output_norm;
+  norm.bias = output_norm_bias;
+  norm.eps = config.norm_eps;
+  norm.K = config.n_embd;
+  norm.y = h;
+  cuda::launch_norm(device, stream, norm);
+  const cuda::RowsPart part = {head.rows[0].weights, head.rows[0].bias, logits.as<float>()};
+  cuda::launch_rows(device, stream, {{&part, 1}, h});
 }
 
 void CudaDecoder::Impl::record_sparse() {
@@ -394,16 +502,151 @@ void CudaDecoder::Impl::launch(bool may_skip) {
   ++position;
 }
 
+void CudaDecoder::Impl::tell_position() {
+  const auto at = int32_t(position);
+  positions.upload(std::as_bytes(std::span(&at, 1)));
+  moved = false;
+}
+
 void CudaDecoder::Impl::step(int32_t id, bool may_skip) {
   stream.synchronize();
+  if (moved) tell_position();
   ids.upload(std::as_bytes(std::span(&id, 1)));
   launch(may_skip);
 }
 
 std::span<const float> CudaDecoder::Impl::read_logits() {
   stream.synchronize();
-  logits.download(std::as_writable_bytes(std::span(host_logits)));
-  return host_logits;
+  const auto to = std::span(host_logits).first(size_t(config.n_vocab));
+  logits.download(std::as_writable_bytes(to));
+  return to;
+}
+
+cuda::Operand CudaDecoder::Impl::make_inputs(const Group& group, const cuda::GemmInputs& args, int64_t M) {
+  cuda::GemmInputs inputs = args;
+  inputs.to = {batch.inputs, batch.scales, M, group.K()};
+  cuda::launch_gemm_inputs(device, stream, inputs);
+  return inputs.to;
+}
+
+cuda::Operand CudaDecoder::Impl::make_weights(const Group& group, int64_t first, int64_t count) {
+  const cuda::Operand all = {batch.weights, group.scale + first, count, group.K()};
+  /// The slice's share of outputs [at, at + N) of the group: from which on, and the operand.
+  const auto share = [&](int64_t at, int64_t N) {
+    const int64_t begin = std::max(first, at), end = std::min(first + count, at + N);
+    cuda::Operand part = all;
+    part.rows = std::max(int64_t{0}, end - begin);
+    if (part.rows > 0) part.tiles += cuda::operand_bytes(begin - first, all.K), part.scale = group.scale + begin;
+    return std::pair{begin - at, part};
+  };
+  for (const ZigzagRun& run : group.runs) {
+    const auto [begin, part] = share(run.at, run.columns.rows * 256);
+    if (part.rows > 0) cuda::launch_gemm_weights(device, stream, *run.layout, run.columns, begin, part);
+  }
+  for (const RowPart& row : group.rows) {
+    const auto [begin, part] = share(row.at, row.weights.N);
+    if (part.rows > 0) cuda::launch_gemm_weights(device, stream, row.weights, begin, part);
+  }
+  return all;
+}
+
+void CudaDecoder::Impl::multiply(const Group& group, const cuda::Operand& inputs, int64_t N, bool add, float* y,
+                                 int64_t stride) {
+  const int64_t at_once = space.weights / cuda::operand_bytes(padded(1), inputs.K) * padded(1);
+  for (int64_t first = 0; first < N; first += at_once) {
+    cuda::GemmArgs args;
+    args.x = inputs;
+    args.w = make_weights(group, first, std::min(at_once, N - first));
+    args.bias = group.start == nullptr ? nullptr : group.start + first;
+    args.add = add;
+    args.y = y + first;
+    args.stride = stride;
+    cuda::launch_gemm(device, stream, args);
+  }
+}
+
+void CudaDecoder::Impl::norm_batch(int64_t M, const float* weight, const float* bias) {
+  cuda::NormArgs args;
+  args.x = batch.x;
+  args.weight = weight;
+  args.bias = bias;
+  args.eps = config.norm_eps;
+  args.M = M;
+  args.K = config.n_embd;
+  args.y = batch.h;
+  cuda::launch_norm(device, stream, args);
+}
+
+void CudaDecoder::Impl::run_batch(std::span<const int32_t> of) {
+  const Config& c = config;
+  const auto M = int64_t(of.size());
+  stream.synchronize();
+  ids.upload(std::as_bytes(of));
+  tell_position();
+  cuda::launch_embed(device, stream, embedding, ids.as<int32_t>(), M, batch.x);
+  cuda::GemmInputs inputs;
+  for (int64_t index = 0; index < c.n_layers; ++index) {
+    const Layer& layer = layers[size_t(index)];
+    norm_batch(M, layer.attn_norm, layer.attn_norm_bias);
+    inputs = {.x = batch.h, .stride = c.n_embd, .to = {}};
+    multiply(layer.qkv, make_inputs(layer.qkv, inputs, M), layer.qkv.outputs, false, batch.qkv_y, layer.qkv.outputs);
+
+    cuda::BatchAttentionArgs attention;
+    attention.heads = heads_of(layer, index, batch.qkv_y);
+    attention.heads.M = M;
+    attention.window = c.window;
+    attention.scale = 1 / std::sqrt(float(c.head_dim));
+    attention.out = batch.attended;
+    attention.out_stride = c.n_heads * c.head_dim;
+    cuda::launch_heads(device, stream, attention.heads);
+    cuda::launch_batch_attention(device, stream, attention);
+    inputs = {.x = batch.attended, .stride = attention.out_stride, .to = {}};
+    multiply(layer.o, make_inputs(layer.o, inputs, M), c.n_embd, true, batch.x, c.n_embd);
+
+    norm_batch(M, layer.ffn_norm, layer.ffn_norm_bias);
+    inputs = {.x = batch.h, .stride = c.n_embd, .to = {}};
+    multiply(layer.up, make_inputs(layer.up, inputs, M), layer.up.outputs, false, batch.up_y, layer.up.outputs);
+    const bool swiglu = c.mlp == Mlp::swiglu;
+    inputs = {.gate = swiglu ? cuda::Gate::swiglu : cuda::Gate::relu,
+              .x = batch.up_y,
+              .up = swiglu ? batch.up_y + layer.up.at[1] : nullptr,
+              .stride = layer.up.outputs,
+              .to = {}};
+    multiply(layer.down, make_inputs(layer.down, inputs, M), c.n_embd, true, batch.x, c.n_embd);
+  }
+  position += M;
+  moved = true;
+}
+
+void CudaDecoder::Impl::score_batch(int64_t M, const Decoder::LogitsSink& sink) {
+  norm_batch(M, output_norm, output_norm_bias);
+  const cuda::Operand inputs = make_inputs(head, {.x = batch.h, .stride = config.n_embd, .to = {}}, M);
+  host_logits.resize(size_t(std::min(M, space.logit_tokens) * config.n_vocab));
+  for (int64_t first = 0; first < M; first += space.logit_tokens) {
+    cuda::Operand part = inputs;  // whole tiles
+    part.tiles += cuda::operand_bytes(first, inputs.K);
+    part.scale += first;
+    part.rows = std::min(space.logit_tokens, M - first);
+    multiply(head, part, config.n_vocab, false, batch_logits.as<float>(), config.n_vocab);
+    stream.synchronize();
+    const auto to = std::as_writable_bytes(std::span(host_logits).first(size_t(part.rows * config.n_vocab)));
+    batch_logits.download(to);
+    sink(first, part.rows, host_logits.data());
+  }
+}
+
+void CudaDecoder::Impl::run_batches(std::span<const int32_t> of,
+                                    const std::function<void(int64_t first, int64_t n)>& after) {
+  for (int64_t first = 0, left = int64_t(of.size()); left > 0;) {
+    const int64_t n = left < kLeastBatch ? 1 : std::min(left, space.tokens);
+    if (n > 1)
+      run_batch(of.subspan(size_t(first), size_t(n)));
+    else
+      step(of[size_t(first)], false);
+    after(first, n);
+    first += n;
+    left -= n;
+  }
 }
 
 CudaDecoder::CudaDecoder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -460,17 +703,22 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
   for (const auto& layer : groups)
     for (const Parts& parts : layer) weights += prepared_bytes(parts);
   const int64_t cache = 2 * c.n_layers * kv * d.context * int64_t(sizeof(f16));
-  const int64_t rest = (c.n_vocab + d.context * c.rope.n_rot) * int64_t(sizeof(float)) + (int64_t{64} << 20);
+  const auto outputs = [](const Parts& parts) {
+    int64_t sum = 0;
+    for (const WeightView& part : parts) sum += padded(part.shape.N);
+    return sum;
+  };
+  const int64_t rest = (c.n_vocab + d.context * c.rope.n_rot) * int64_t(sizeof(float)) + (int64_t{64} << 20) +
+                       BatchSpace(c, d.context, outputs(groups[0][0]), outputs(groups[0][2])).bytes();
   device.require(weights + cache + rest,
                  fmt::format("{}: {} MB of weights, {} MB of key-value cache for {} tokens and {} MB of work space",
                              checkpoint.path(), weights >> 20, cache >> 20, d.context, rest >> 20));
 
   std::optional<Progress> progress;
   if (options.progress) progress.emplace("Uploading", c.n_layers + 1, "layers");
-  d.embedding = d.upload_rows(*embedding.layout, embedding.shape, embedding.bytes, pool);
-  d.head = tied ? d.embedding : d.upload_rows(*output.layout, output.shape, output.bytes, pool);
-  d.head_bias = d.upload(output.bias);
-  d.head_bytes = int64_t(output.bytes.size());
+  d.head = d.make_group({&output, 1}, pool);
+  d.embedding =
+      tied ? d.head.rows[0].weights : d.upload_rows(*embedding.layout, embedding.shape, embedding.bytes, pool);
   const auto norm = [&](const std::string& name, const float*& weight, const float*& bias) {
     const NormWeights values = binder.norm(name, c);
     weight = d.upload(values.weight);
@@ -525,11 +773,11 @@ std::string CudaDecoder::explain() const {
   add("attn_output", layer.o);
   add(d.config.mlp == Mlp::swiglu ? "ffn_gate, ffn_up" : "ffn_up", layer.up);
   add("ffn_down", layer.down);
-  return out + fmt::format("output: {}, in rows\n", d.head.layout->name);
+  return out + fmt::format("output: {}, in rows\n", d.head.rows[0].weights.layout->name);
 }
 
 int64_t CudaDecoder::weight_bytes() const {
-  int64_t bytes = impl_->head_bytes;
+  int64_t bytes = impl_->head.bytes;
   for (const Layer& layer : impl_->layers) bytes += layer.qkv.bytes + layer.o.bytes + layer.up.bytes + layer.down.bytes;
   return bytes;
 }
@@ -539,27 +787,46 @@ void CudaDecoder::truncate(int64_t length) {
   if (length < 0 || length > d.position) throw Error("cannot truncate {} tokens to {}", d.position, length);
   d.stream.synchronize();
   d.position = length;
-  const auto at = int32_t(length);
-  d.positions.upload(std::as_bytes(std::span(&at, 1)));
+  d.tell_position();
 }
 
 void CudaDecoder::append(std::span<const int32_t> ids) {
-  impl_->check_room(ids, int64_t(ids.size()));
-  for (const int32_t id : ids) impl_->step(id, impl_->sparsity && impl_->sparsity->mask_batches);
+  Impl& d = *impl_;
+  d.check_room(ids, int64_t(ids.size()));
+  if (!d.sparsity || !d.sparsity->mask_batches) return d.run_batches(ids, [](int64_t, int64_t) {});
+  for (const int32_t id : ids) d.step(id, true);
 }
 
 std::span<const float> CudaDecoder::forward(std::span<const int32_t> ids) {
-  impl_->check_room(ids, int64_t(ids.size()));
-  for (const int32_t id : ids) impl_->step(id, ids.size() == 1 || (impl_->sparsity && impl_->sparsity->mask_batches));
-  return impl_->read_logits();
+  Impl& d = *impl_;
+  d.check_room(ids, int64_t(ids.size()));
+  if (ids.size() == 1 || (d.sparsity && d.sparsity->mask_batches)) {
+    for (const int32_t id : ids) d.step(id, true);
+    return d.read_logits();
+  }
+  const auto count = int64_t(ids.size());
+  d.run_batches(ids, [&](int64_t first, int64_t n) {
+    if (n > 1 && first + n == count) d.record_head(d.batch.x + (n - 1) * d.config.n_embd, nullptr);
+  });
+  return d.read_logits();
 }
 
 void CudaDecoder::score(std::span<const int32_t> ids, const Decoder::LogitsSink& sink) {
-  impl_->check_room(ids, int64_t(ids.size()));
-  for (size_t i = 0; i < ids.size(); ++i) {
-    impl_->step(ids[i], true);
-    sink(int64_t(i), 1, impl_->read_logits().data());
+  Impl& d = *impl_;
+  d.check_room(ids, int64_t(ids.size()));
+  if (d.sparsity) {
+    for (size_t i = 0; i < ids.size(); ++i) {
+      d.step(ids[i], true);
+      sink(int64_t(i), 1, d.read_logits().data());
+    }
+    return;
   }
+  d.run_batches(ids, [&](int64_t first, int64_t n) {
+    if (n == 1)
+      sink(first, 1, d.read_logits().data());
+    else
+      d.score_batch(n, [&](int64_t at, int64_t count, const float* logits) { sink(first + at, count, logits); });
+  });
 }
 
 void CudaDecoder::set_sparsity(std::optional<SparsityOptions> options) {
@@ -622,6 +889,7 @@ void CudaDecoder::follow(int32_t id, int64_t count) {
   d.check_room({&id, 1}, count);
   if (count < 1) return;
   d.stream.synchronize();
+  if (d.moved) d.tell_position();
   d.ids.upload(std::as_bytes(std::span(&id, 1)));
   for (int64_t t = 0; t < count; ++t) d.launch(true);
 }

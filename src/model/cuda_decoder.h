@@ -1,5 +1,5 @@
-// src/model/cuda_decoder.h - a decoder on an NVIDIA device: one sequence, one token at a time, each token one recorded
-// graph of launches.
+// src/model/cuda_decoder.h - a decoder on an NVIDIA device: one sequence; a token is one recorded graph of launches, a
+// prompt runs in batches.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,8 @@ struct CudaDecoderOptions {
 };
 
 /// Models with rotary positions, norms before their half blocks and embeddings of the model's own width; weights in any
-/// mix of zigzag and row layouts, embedding and head in row layouts. A prompt runs token by token.
+/// mix of zigzag and row layouts, embedding and head in row layouts. Eight dense tokens and more run at once, up to
+/// 512, with weights and inputs rounded to f16 (kernels/cuda/gemm.h).
 class CudaDecoder final : public Engine {
  public:
   /// Prepares and uploads. Throws Error naming the tensor, the layout or the feature that does not run on CUDA, and,
@@ -44,8 +45,8 @@ class CudaDecoder final : public Engine {
   SparsityCounts sparsity_counts() const override;
 
   /// As Decoder::set_sparsity: without mask_batches append() and forward() of several tokens are dense; score() never
-  /// is. No plan runs an input dense here. Clears the counts. Throws Error as that one does, and for wina with weights
-  /// in row layouts; the decoder is then as before.
+  /// is. What skips runs token by token. No plan runs an input dense here. Clears the counts. Throws Error as that one
+  /// does, and for wina with weights in row layouts; the decoder is then as before.
   void set_sparsity(std::optional<SparsityOptions> options);
   /// Whether sparsity_counts() are kept, which takes four more launches a layer; not, to begin with. Clears the counts.
   void count_inputs(bool on);

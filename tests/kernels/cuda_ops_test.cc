@@ -473,6 +473,53 @@ TEST_P(CudaHeads, AttentionOfSeveralTokens) {
   }
 }
 
+TEST_P(CudaHeads, AttentionOfABatch) {
+  LACUNA_NEED_DEVICE();
+  const HeadCase c = GetParam();
+  const float scale = 1 / std::sqrt(float(c.head_dim));
+  const int64_t width = c.n_heads * c.head_dim, stride = width + 8;
+  struct Case {
+    int64_t M, position, window;
+  };
+  for (const auto& [M, position, window] : {Case{1, 0, 0}, Case{5, 0, 0}, Case{150, 0, 0}, Case{9, 300, 0},
+                                            Case{70, 129, 0}, Case{70, 129, 1}, Case{66, 250, 100}, Case{64, 0, 7}}) {
+    HeadData data(c, M, position, position + M);
+    const OnDevice<float> out(size_t(M * stride));
+    cuda::BatchAttentionArgs args;
+    args.heads = data.heads();
+    args.window = window;
+    args.scale = scale;
+    args.out = out.data();
+    args.out_stride = stride;
+    cuda::launch_heads(device(), stream(), args.heads);
+    cuda::launch_batch_attention(device(), stream(), args);
+    const auto got = out.values();
+    data.run_on_cpu();
+    const auto keys = data.keys_there.values(), values = data.values_there.values();
+    // Scores are below 64, off by the queries' 2^-21 of a row's largest and by the roundings of sums; weights by that
+    // and twice 2^-11 (numerator and total), or 2^-25 of the largest each; values are below 6.
+    const double of_score = 64 * (std::sqrt(double(c.head_dim)) * 0x1p-21 + (double(c.head_dim) / 8 + 20) * kEps);
+    const double bound = 6 * (0x1p-10 + double(position + M) * 0x1p-24 + 2 * of_score);
+    double error = 0, size = 0;
+    for (int64_t m = 0; m < M; ++m) {
+      const auto expected =
+          reference_attention(data, data.q.data() + m * width, keys, values, position + m, window, scale);
+      for (size_t i = 0; i < size_t(stride); ++i) {
+        const float v = got[size_t(m * stride) + i];
+        if (i >= size_t(width)) {
+          ASSERT_TRUE(std::isnan(v)) << "written between the rows";
+          continue;
+        }
+        ASSERT_NEAR(v, expected[i], bound)
+            << "M " << M << " at " << position << " window " << window << ": token " << m << " element " << i;
+        error += std::pow(v - expected[i], 2);
+        size += std::pow(expected[i], 2);
+      }
+    }
+    EXPECT_LT(std::sqrt(error / size), 0x1p-11) << "M " << M << " at " << position << " window " << window;
+  }
+}
+
 TEST(CudaOps, AttentionPassesOnWhatIsNotANumber) {
   LACUNA_NEED_DEVICE();
   const HeadCase c{4, 2, 64, 64, false, false};

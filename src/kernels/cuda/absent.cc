@@ -3,6 +3,7 @@
 #include "kernels/cuda/active.h"
 #include "kernels/cuda/baselines.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemv.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/rows.h"
@@ -48,6 +49,15 @@ void launch_gemv(const Device&, Stream&, const layout::Layout&, const GemvPlan&,
 void launch_skipping_rows(const Device&, Stream&, const SkippingRowsArgs&) { refuse(); }
 void launch_unbalanced(const Device&, Stream&, int, const GemvArgs&) { refuse(); }
 void launch_column_parallel(const Device&, Stream&, const GemvArgs&) { refuse(); }
+int64_t operand_bytes(int64_t, int64_t) { refuse(); }
+void launch_gemm_inputs(const Device&, Stream&, const GemmInputs&) { refuse(); }
+void launch_weight_scales(const Device&, Stream&, const layout::Layout&, const Columns&, float*) { refuse(); }
+void launch_weight_scales(const Device&, Stream&, const Rows&, float*) { refuse(); }
+void launch_gemm_weights(const Device&, Stream&, const layout::Layout&, const Columns&, int64_t, const Operand&) {
+  refuse();
+}
+void launch_gemm_weights(const Device&, Stream&, const Rows&, int64_t, const Operand&) { refuse(); }
+void launch_gemm(const Device&, Stream&, const GemmArgs&) { refuse(); }
 void launch_rows(const Device&, Stream&, const RowsArgs&) { refuse(); }
 void launch_embed(const Device&, Stream&, const Rows&, const int32_t*, int64_t, float*) { refuse(); }
 void launch_norm(const Device&, Stream&, const NormArgs&) { refuse(); }
@@ -56,6 +66,7 @@ void launch_add(const Device&, Stream&, const float*, int64_t, float*) { refuse(
 void launch_heads(const Device&, Stream&, const Heads&) { refuse(); }
 int64_t attention_workspace_bytes(const Device&, int64_t, int64_t, int64_t, int64_t) { refuse(); }
 void launch_attention(const Device&, Stream&, const AttentionArgs&) { refuse(); }
+void launch_batch_attention(const Device&, Stream&, const BatchAttentionArgs&) { refuse(); }
 int64_t argmax_workspace_bytes(int64_t) { refuse(); }
 void launch_argmax(const Device&, Stream&, const ArgmaxArgs&) { refuse(); }
 void launch_count_inactive(const Device&, Stream&, const float*, int64_t, const float*, float, unsigned long long*) {

@@ -108,6 +108,18 @@ int64_t attention_workspace_bytes(const Device& device, int64_t M, int64_t n_hea
 /// order. Error of each weight: that of 2^x as the device computes it (2^-22) and of a rounding of the score.
 void launch_attention(const Device& device, Stream& stream, const AttentionArgs& args);
 
+struct BatchAttentionArgs {
+  Heads heads;  // as launch_heads() left them; k and v are not read
+  int64_t window = 0;
+  float scale = 0;
+  float* out = nullptr;  // [M, n_heads, head_dim], rows out_stride apart
+  int64_t out_stride = 0;
+};
+/// The same for many tokens, on tensor cores. A query is the sum of two f16, which leaves 2^-21 of its largest element
+/// (the products are exact, their sums f32); a weight is rounded to f16, 2^-11 of itself or 2^-25 of the largest, and
+/// weights add up to one as rounded. Sums in a fixed order.
+void launch_batch_attention(const Device& device, Stream& stream, const BatchAttentionArgs& args);
+
 struct ArgmaxArgs {
   const float* x = nullptr;        // [M, N]
   int64_t M = 1, N = 0;            // N < 2^32

@@ -1,0 +1,99 @@
+// src/kernels/cuda/gemm_columns.cuh - operands of prepared zigzag columns (prepared.h), for any layout. For
+// gemm_columns_*.cu.
+//
+// A block has one superblock row (256 outputs) and 64 columns, whose codes and scales go through shared memory. A
+// thread has 8 outputs, those of a lane of the GEMV, and 8 columns: eight pieces of the operand. Neighbours have
+// neighbouring pieces, so that whole lines are written.
+//
+// Frag: kCodeBytes, kHeaderBytes, kGroups (of outputs that share a scale), and
+//   Scale scale(const std::byte* header, int group);                what a weight of the group is computed with
+//   float weight(const std::byte* codes, int lane, int i, Scale);   output 8 lane + i of a column
+#pragma once
+
+#include "kernels/cuda/gemm_tile.cuh"
+#include "kernels/cuda/launch.cuh"
+
+namespace lacuna::cuda {
+
+struct ColumnScale {
+  float scale, offset;
+};
+
+struct GemmColumns {
+  const std::byte *codes, *headers;  // of the first superblock row
+  float* scale;                      // of its outputs; of launch_weight_scales: the bits of the largest magnitudes
+  std::byte* tiles;
+  int K, tiles_of_row;
+};
+
+/// kLargest: no operand is written; scale becomes the largest magnitudes.
+template <class Frag, bool kLargest>
+__global__ void __launch_bounds__(256) write_columns(const __grid_constant__ GemmColumns p) {
+  constexpr int kColumns = kTileColumns, kPieces = kColumns / 8;
+  constexpr int kEight = 8 * Frag::kCodeBytes + 16;  // bytes of eight columns, padded against bank conflicts
+  constexpr int kScales = kColumns + kColumns / 8;   // of a group, padded
+  static_assert(Frag::kCodeBytes % 16 == 0 && Frag::kHeaderBytes % 4 == 0);
+  __shared__ __align__(16) std::byte codes[kPieces * kEight];
+  __shared__ ColumnScale scales[Frag::kGroups][kScales];
+  launch_dependents();
+  wait_for_predecessors();
+  const int k0 = int(blockIdx.x) * kColumns, columns = min(kColumns, p.K - k0);
+  const int64_t first = int64_t(blockIdx.y) * p.K + k0;
+  const std::byte* const from = p.codes + first * Frag::kCodeBytes;
+  for (int at = int(threadIdx.x) * 16; at < columns * Frag::kCodeBytes; at += 256 * 16)
+    *reinterpret_cast<uint4*>(codes + at + at / (8 * Frag::kCodeBytes) * 16) =
+        load_stream(reinterpret_cast<const uint4*>(from + at));
+  for (int i = int(threadIdx.x); i < kColumns * Frag::kGroups; i += 256) {
+    const int column = i / Frag::kGroups, group = i % Frag::kGroups;
+    ColumnScale scale = {0, 0};
+    if (column < columns) scale = Frag::scale(p.headers + (first + column) * Frag::kHeaderBytes, group);
+    scales[group][column + column / 8] = scale;
+  }
+  __syncthreads();
+
+  const int piece = int(threadIdx.x) % kPieces, lane = int(threadIdx.x) / kPieces;
+  const ColumnScale* const own = scales[lane * Frag::kGroups / 32] + 9 * piece;
+  float* const scale = p.scale + int64_t(blockIdx.y) * 256 + 8 * lane;
+  float weights[8][8];  // [output][column]
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const bool here = 8 * piece + j < columns;
+    const ColumnScale s = own[j];
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      weights[i][j] = here ? Frag::weight(codes + piece * kEight + j * Frag::kCodeBytes, lane, i, s) : 0.0f;
+  }
+  const int64_t row = int64_t(blockIdx.y) * 256 + 8 * lane;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if constexpr (kLargest) {
+      uint32_t largest = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) largest = max(largest, __float_as_uint(weights[i][j]) & 0x7fffffffu);
+#pragma unroll
+      for (int step = 1; step < kPieces; step *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, step));
+      if (piece == 0) atomicMax(reinterpret_cast<unsigned*>(scale + i), largest);
+    } else {
+      const float inverse = inverse_of(__ldg(scale + i));
+      uint32_t halves[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) halves[j] = pack_halves(weights[i][2 * j] * inverse, weights[i][2 * j + 1] * inverse);
+      *reinterpret_cast<uint4*>(p.tiles +
+                                operand_place(row + i, int64_t(blockIdx.x) * kPieces + piece, p.tiles_of_row)) =
+          make_uint4(halves[0], halves[1], halves[2], halves[3]);
+    }
+  }
+}
+
+struct GemmColumnsKernel {
+  int64_t code_bytes, header_bytes;
+  void (*write)(GemmColumns);
+  void (*largest)(GemmColumns);
+};
+template <class Frag>
+inline constexpr GemmColumnsKernel kGemmColumnsKernel = {Frag::kCodeBytes, Frag::kHeaderBytes,
+                                                         write_columns<Frag, false>, write_columns<Frag, true>};
+/// nullptr for layouts of other files.
+const GemmColumnsKernel* gemm_columns_zz4_k(layout::Id id);
+
+}  // namespace lacuna::cuda

@@ -1,0 +1,77 @@
+// src/kernels/cuda/sm90a/gemm_wgmma.cu - the GEMM with wgmma. A block has 128 tokens by 128 outputs, each of its two
+// warpgroups 64 of the tokens; one more warp has the copy engine bring tiles, which lie in memory as wgmma reads them.
+#include "kernels/cuda/gemm_tile.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/sm90a/wgmma.cuh"
+
+namespace lacuna::cuda {
+namespace {
+
+constexpr int kGroups = 2, kThreads = kGroups * 128 + 32, kStages = 3, kStageBytes = 2 * kTileBytes;
+constexpr int kTileAlign = 1024;  // of swizzled matrices
+
+__global__ void __launch_bounds__(kThreads, 2) gemm_wgmma(const __grid_constant__ GemmParams p) {
+  extern __shared__ std::byte shared[];
+  __shared__ uint64_t full[kStages], empty[kStages];
+  std::byte* const stages = shared + (kTileAlign - shared_address(shared) % kTileAlign) % kTileAlign;
+  const int group = int(threadIdx.x) / 128;
+  launch_dependents();
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) init_barrier(full + s, 1), init_barrier(empty + s, kGroups);
+    fence_barriers();
+  }
+  __syncthreads();
+  wait_for_predecessors();
+
+  if (group == kGroups) {
+    if (threadIdx.x % 32 != 0) return;
+    const std::byte* x = p.x + int64_t(blockIdx.x) * p.tiles * kTileBytes;
+    const std::byte* w = p.w + int64_t(blockIdx.y) * p.tiles * kTileBytes;
+    for (int t = 0; t < p.tiles; ++t, x += kTileBytes, w += kTileBytes) {
+      const int s = t % kStages;
+      if (t >= kStages) wait_barrier(empty + s, uint32_t(t / kStages - 1) % 2);
+      arrive_expecting(full + s, kStageBytes);
+      copy_bulk(stages + s * kStageBytes, x, kTileBytes, full + s);
+      copy_bulk(stages + s * kStageBytes + kTileBytes, w, kTileBytes, full + s);
+    }
+    return;
+  }
+
+  float sums[64] = {};
+  for (int t = 0; t < p.tiles; ++t) {
+    const int s = t % kStages;
+    wait_barrier(full + s, uint32_t(t / kStages) % 2);
+    const std::byte* const x_tile = stages + s * kStageBytes;
+    const uint64_t a = describe_matrix(x_tile + group * 64 * kTileRowBytes), b = describe_matrix(x_tile + kTileBytes);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < kTileColumns / 16; ++step) multiply_64x128(sums, a + 2 * step, b + 2 * step);
+    commit_products();
+    wait_for_products<1>();  // those of the tile before are done
+    if (t > 0 && threadIdx.x % 128 == 0) arrive(empty + (t - 1) % kStages);
+  }
+  wait_for_products<0>();
+
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % 128 / 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int m = int(blockIdx.x) * kTileRows + group * 64 + 16 * warp + 8 * half + lane / 4;
+    if (m >= p.M) continue;
+    const float scale = __ldcg(p.x_scale + m);
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+      store_pair(p, m, int(blockIdx.y) * kTileRows + 8 * j + lane % 4 * 2, scale,
+                 make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]));
+  }
+}
+
+}  // namespace
+
+void launch_gemm_wgmma(const Device& device, Stream& stream, const GemmParams& params) {
+  constexpr int64_t kShared = kStages * kStageBytes + kTileAlign;
+  check_cuda(cudaFuncSetAttribute(gemm_wgmma, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kShared)));
+  const dim3 blocks(unsigned(params.M + kTileRows - 1) / kTileRows, unsigned(params.N + kTileRows - 1) / kTileRows);
+  launch_kernel(device, stream, gemm_wgmma, {blocks, kThreads, kShared}, params);
+}
+
+}  // namespace lacuna::cuda
