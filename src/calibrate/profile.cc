@@ -2,17 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "calibrate/profile_file.h"
 #include "core/error.h"
-#include "io/atomic_file.h"
 #include "io/json.h"
 
 namespace lacuna::calibrate {
@@ -24,7 +19,6 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr int64_t kFormat = 1;
-constexpr size_t kMostBytes = size_t{64} << 20;  // a profile has a few KiB a group
 
 ordered_json plan_json(const Plan& plan) {
   return {{"split", kernels::name_of(plan.split)},
@@ -32,12 +26,6 @@ ordered_json plan_json(const Plan& plan) {
           {"prefetch", plan.prefetch},
           {"tile_rows", plan.tile_rows},
           {"dense_below", plan.dense_below}};
-}
-
-double need_number(const JsonObject& object, const char* key, const std::string& where) {
-  const auto value = object.number(key);
-  if (!value) throw Error("{}: \"{}\" is missing", where, key);
-  return *value;
 }
 
 Plan parse_plan(const json& value, const std::string& where) {
@@ -71,10 +59,6 @@ std::vector<double> parse_numbers(const json& array, const char* key, const std:
     out.push_back(value.get<double>());
   }
   return out;
-}
-
-void check_ms(double ms, const std::string& where) {
-  if (!(ms > 0 && ms < 1e9)) throw Error("{}: a time of {} ms", where, ms);
 }
 
 PlanTimes parse_times(const json& value, size_t levels, const std::string& where) {
@@ -130,18 +114,6 @@ ordered_json group_json(const GroupTuning& group) {
           {"noise", group.noise}, {"plan", plan_json(group.plan)}, {"measured", std::move(measured)}};
 }
 
-std::string read_file(const std::string& path, std::FILE* file) {
-  std::string text;
-  char buffer[1 << 16];
-  size_t got = 0;
-  while ((got = std::fread(buffer, 1, sizeof(buffer), file)) > 0) {
-    text.append(buffer, got);
-    if (text.size() > kMostBytes) throw Error("{}: larger than any profile", path);
-  }
-  if (std::ferror(file)) throw Error("{}: cannot be read: {}", path, std::strerror(errno));
-  return text;
-}
-
 }  // namespace
 
 kernels::Plans Profile::plans() const {
@@ -180,41 +152,22 @@ Profile Profile::parse(std::string_view text, const std::string& where) {
 }
 
 std::string profile_file_name(const Machine& machine) {
-  std::string out;
-  for (const char c : fmt::format("{} {} {} threads", machine.cpu.substr(0, 100), machine.isa, machine.threads)) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-    if (plain)
-      out += c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c;
-    else if (!out.empty() && out.back() != '-')
-      out += '-';
-  }
-  return out + ".json";
+  return file_name_of(fmt::format("{} {} {} threads", machine.cpu.substr(0, 100), machine.isa, machine.threads)) +
+         ".json";
 }
 
 std::optional<Profile> load_profile(const std::string& path, const Machine& here) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-  if (!file) {
-    if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
-    throw Error("{}: cannot be opened: {}", path, std::strerror(errno));
-  }
-  Profile out = Profile::parse(read_file(path, file.get()), path);
-  const auto differs = [&](const char* what, const auto& found, const auto& expected) {
-    if (found != expected) throw Error("{}: is of {} \"{}\", this is \"{}\"", path, what, found, expected);
-  };
-  differs("version", out.machine.version, here.version);
-  differs("CPU", out.machine.cpu, here.cpu);
-  differs("instruction set", out.machine.isa, here.isa);
+  const auto text = read_profile_file(path);
+  if (!text) return std::nullopt;
+  Profile out = Profile::parse(*text, path);
+  check_same(path, "version", out.machine.version, here.version);
+  check_same(path, "CPU", out.machine.cpu, here.cpu);
+  check_same(path, "instruction set", out.machine.isa, here.isa);
   if (out.machine.threads != here.threads)
     throw Error("{}: is for {} threads, this is a run with {}", path, out.machine.threads, here.threads);
   return out;
 }
 
-void save_profile(const std::string& path, const Profile& profile) {
-  const auto folder = std::filesystem::path(path).parent_path();
-  std::error_code failed;
-  if (!folder.empty()) std::filesystem::create_directories(folder, failed);
-  if (failed) throw Error("{}: cannot be created: {}", folder.string(), failed.message());
-  io::write_file_atomically(path, profile.to_json());
-}
+void save_profile(const std::string& path, const Profile& profile) { write_profile_file(path, profile.to_json()); }
 
 }  // namespace lacuna::calibrate

@@ -43,6 +43,7 @@ struct Options : Common {
   std::vector<std::string> parts;
   std::string svg;
   GpuFlags gpu;
+  bool tune = false;
 };
 
 /// A file with random weights.
@@ -160,9 +161,7 @@ bool asked(const Options& options, const char* name) {
 
 /// Throws Error for a flag that says how a model runs on the CPU.
 void refuse_flags_of_the_cpu(const Options& options) {
-  for (const auto& [flag, given] : {std::pair{"--kv", options.kv != "f16"},
-                                    {"--prepare", options.prepare != "auto"},
-                                    {"--profile", !options.profile.path.empty()}})
+  for (const auto& [flag, given] : {std::pair{"--kv", options.kv != "f16"}, {"--prepare", options.prepare != "auto"}})
     if (given) throw Error("{} is of --device cpu so far; leave it out with cuda", flag);
 }
 
@@ -171,6 +170,7 @@ int report_spqt(const Options& options) {
   if (on_cuda) {
     refuse_flags_of_the_cpu(options);
     if (options.profile.deterministic) throw Error("--spqt on cuda adds in any order; leave out --deterministic");
+    if (!options.profile.path.empty()) throw Error("--spqt on cuda tunes each product itself; leave out --profile");
   } else {
     check_common(options);
   }
@@ -216,8 +216,9 @@ int bench_on_cuda(const Options& options) {
                            .gen = options.gen,
                            .contexts = options.contexts,
                            .seed = options.seed,
-                           .deterministic = options.profile.deterministic,
                            .explain = options.explain,
+                           .profile = options.profile,
+                           .tune = options.tune,
                            .gpu = options.gpu};
   check_cuda_bench(request);
   std::unique_ptr<ScratchFile> synthetic;
@@ -232,6 +233,7 @@ int bench_on_cuda(const Options& options) {
 
 int bench(const Options& options) {
   if (options.device == "cuda") return bench_on_cuda(options);
+  if (options.tune) throw Error("--tune is of --device cuda; on the CPU `lacuna tune MODEL` makes a profile");
   check_common(options);
   if (options.sparsity.sparse() && (asked(options, "prefill") || options.tokens > 1))
     throw Error("--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear");
@@ -397,6 +399,10 @@ Action add_bench(CLI::App& program) {
       ->needs(synthetic)
       ->type_name("DIR")
       ->group("Random weights");
+  command
+      ->add_flag("--tune", options->tune,
+                 "cuda, decode: find the fastest plans first, a few seconds, instead of reading a profile")
+      ->group("This machine");
   add_gpu(*command, options->gpu);
   add_common(*command, *options);
   return [options, model, synthetic, runs, gen] {

@@ -218,9 +218,12 @@ LoadedModel load_model(const std::string& path, const Common& common, const mode
   return model;
 }
 
-void load_cuda_decoder(LoadedModel& model, const GpuFlags& flags, const model::CudaDecoderOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
+void open_gpu(LoadedModel& model, const GpuFlags& flags) {
   model.gpu = std::make_unique<cuda::Device>(flags.options());
+}
+
+void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
   model.cuda = model::CudaDecoder::load(model.checkpoint, *model.pool, *model.gpu, options);
   model.load_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

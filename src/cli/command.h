@@ -114,8 +114,9 @@ struct LoadedModel {
   const Tokenizer& need_tokenizer() const;
 };
 LoadedModel load_model(const std::string& path, const Common& common, const model::LoadOptions& options = {});
-/// The same without a decoder, and one on a CUDA device for it.
+/// The same without a decoder; a CUDA device for it, and a decoder there.
 LoadedModel open_model(const std::string& path, const Common& common);
-void load_cuda_decoder(LoadedModel& model, const GpuFlags& flags, const model::CudaDecoderOptions& options);
+void open_gpu(LoadedModel& model, const GpuFlags& flags);
+void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options);
 
 }  // namespace lacuna::cli

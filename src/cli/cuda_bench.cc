@@ -53,7 +53,7 @@ void print_rows(const CudaBenchRequest& request, const eval::CudaLinearResult& r
                 {"deviation", row.deviation},
                 {"gpu", result.device.name},
                 {"driver", result.device.driver},
-                {"deterministic", request.deterministic},
+                {"deterministic", request.profile.deterministic},
                 {"plans", result.plans[i]}};
     if (load_s > 0) out["load_s"] = load_s;
     if (row.what.ends_with("list kernels")) out["list_share"] = eval::list_share(result);
@@ -73,14 +73,18 @@ void report(const CudaBenchRequest& request, const eval::CudaLinearResult& resul
 void decode(const CudaBenchRequest& request) {
   LoadedModel model = open_model(request.path, request.common);
   const int64_t deepest = *std::max_element(request.contexts.begin(), request.contexts.end());
-  load_cuda_decoder(model, request.gpu,
-                    {.context = deepest + request.gen, .progress = true, .deterministic = request.deterministic});
+  open_gpu(model, request.gpu);
+  load_cuda_decoder(model, {.context = deepest + request.gen,
+                            .progress = true,
+                            .deterministic = request.profile.deterministic,
+                            .plans = load_cuda_plans(request.profile, *model.gpu).plans});
   // The CPU's decoder checks the other one, and finds thresholds for random weights.
   model.decoder = model::Decoder::load(model.checkpoint, *model.pool);
   const double deviation = eval::check_cuda_decoder(*model.cuda, *model.decoder);
   if (const auto thresholds = thresholds_of_bench(model, request.path, request.synthetic, request.sparsity))
     model.cuda->set_sparsity(model::SparsityOptions{*thresholds, request.sparsity.dense_prefix, false});
   model.decoder.reset();
+  if (request.tune) model.cuda->tune(true);
   eval::CudaLinearResult result;
   result.device = model.gpu->info();
   for (const int64_t depth : request.contexts) {
@@ -96,6 +100,8 @@ void decode(const CudaBenchRequest& request) {
 }  // namespace
 
 void check_cuda_bench(const CudaBenchRequest& request) {
+  if (request.tune && (!asked(request, "decode") || request.profile.deterministic || !request.profile.path.empty()))
+    throw Error("--tune finds the plans of --what decode; leave out --deterministic and --profile");
   if (asked(request, "prefill"))
     throw Error("--device cuda has no prefill yet: ask for --what linear or --what decode");
   if (asked(request, "linear") && (request.synthetic.empty() || request.tokens != 1))
@@ -115,7 +121,7 @@ int run_cuda_bench(const CudaBenchRequest& request) {
                                   .act_sparsity = request.sparsity.act_sparsity,
                                   .runs = request.runs,
                                   .seed = request.seed,
-                                  .deterministic = request.deterministic,
+                                  .deterministic = request.profile.deterministic,
                                   .device = request.gpu.options()}),
          0);
   return 0;

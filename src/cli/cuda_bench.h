@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/profile.h"
 #include "cli/sparsity.h"
 
 namespace lacuna::cli {
@@ -22,7 +23,9 @@ struct CudaBenchRequest {
   int64_t gen = 128;              // tokens decoded
   std::vector<int64_t> contexts;  // after so many
   uint64_t seed = 0;
-  bool deterministic = false, explain = false;
+  bool explain = false;
+  ProfileFlags profile;
+  bool tune = false;  // decoding: find plans first
   GpuFlags gpu;
 };
 

@@ -83,7 +83,8 @@ int perplexity(Options& options) {
   std::optional<model::Thresholds> thresholds;
   if (on_cuda) {
     thresholds = select_thresholds(model.checkpoint, options.model, options.sparsity);
-    load_cuda_decoder(model, options.gpu, {.context = options.ctx});
+    open_gpu(model, options.gpu);
+    load_cuda_decoder(model, {.context = options.ctx});
     model.cuda->count_inputs(true);
     if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, true});
   } else {

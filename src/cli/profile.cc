@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
 
 #include "cli/cache.h"
@@ -45,15 +46,45 @@ struct InputUse {
   std::set<std::string> keys;  // of the groups of the dense ones
 };
 
+/// Empty where there is no cache folder.
+std::string in_profile_folder(const std::string& name) {
+  const std::string folder = cache_folder();
+  return folder.empty() ? "" : folder + "/profiles/" + name;
+}
+
+void warn_unused(const std::string& why, const ProfileFlags& flags, const char* device) {
+  spdlog::warn("the profile is not used: {}; make a new one with `lacuna tune MODEL{}{}`", printable(why), device,
+               flags.path.empty() ? "" : " -o FILE");
+}
+
+/// Throws Error for a plan that no kernel of this build has.
+void check_kernels(const calibrate::CudaProfile& profile, const std::string& path) {
+  for (const model::CudaTuning& tuning : profile.products) {
+    const auto kernels = cuda::kernel_plans(layout::get(tuning.product.layout));
+    const auto& plan = tuning.plan;
+    if (std::none_of(kernels.begin(), kernels.end(), [&](const cuda::GemvPlan& k) {
+          return k.warps == plan.warps && k.chunk == plan.chunk && k.resident == plan.resident;
+        }))
+      throw Error("{}: {}: no kernel has the plan {}", path, cuda::describe(tuning.product), cuda::describe(plan));
+  }
+}
+
 }  // namespace
 
 calibrate::Machine this_machine(int threads) {
   return {cpu_name(), std::string(kernels::isa_name()), threads, LACUNA_VERSION};
 }
 
+calibrate::CudaMachine this_machine(const cuda::Device& device) {
+  return {device.info().name, device.info().driver, LACUNA_VERSION};
+}
+
 std::string profile_path(const calibrate::Machine& machine) {
-  const std::string folder = cache_folder();
-  return folder.empty() ? "" : folder + "/profiles/" + calibrate::profile_file_name(machine);
+  return in_profile_folder(calibrate::profile_file_name(machine));
+}
+
+std::string profile_path(const calibrate::CudaMachine& machine) {
+  return in_profile_folder(calibrate::cuda_profile_file_name(machine));
 }
 
 void add_profile(CLI::App& command, ProfileFlags& flags) {
@@ -97,8 +128,7 @@ MachinePlans load_plans(const ProfileFlags& flags, int threads) {
   try {
     if (!path.empty()) out.profile = calibrate::load_profile(path, here);
   } catch (const Error& error) {
-    spdlog::warn("the profile is not used: {}; make a new one with `lacuna tune MODEL{}`", printable(error.what()),
-                 flags.path.empty() ? "" : " -o FILE");
+    warn_unused(error.what(), flags, "");
     out.source = fmt::format("default plans: {} is not used", path);
     return out;
   }
@@ -111,6 +141,35 @@ MachinePlans load_plans(const ProfileFlags& flags, int threads) {
   }
   out.plans = out.profile->plans();
   out.source = path;
+  return out;
+}
+
+CudaPlans load_cuda_plans(const ProfileFlags& flags, const cuda::Device& device) {
+  CudaPlans out;
+  if (flags.deterministic || flags.none) {
+    out.source = fmt::format("default plans ({})", flags.deterministic ? "--deterministic" : "--no-profile");
+    return out;
+  }
+  const calibrate::CudaMachine here = this_machine(device);
+  const std::string path = flags.path.empty() ? profile_path(here) : flags.path;
+  try {
+    if (path.empty()) {
+      out.source = "default plans: there is no cache folder";
+    } else if (const auto profile = calibrate::load_cuda_profile(path, here)) {
+      check_kernels(*profile, path);
+      out.plans = profile->plans();
+      out.source = path;
+    } else if (!flags.path.empty()) {
+      throw Error("--profile {}: there is no such file; make it with `lacuna tune MODEL --device cuda -o {}`", path,
+                  path);
+    } else {
+      out.source = "default plans: nothing was measured on this card; `lacuna tune MODEL --device cuda` does";
+    }
+  } catch (const Error& error) {
+    if (!flags.path.empty() && !std::filesystem::exists(flags.path)) throw;
+    warn_unused(error.what(), flags, " --device cuda");
+    out.source = fmt::format("default plans: {} is not used", path);
+  }
   return out;
 }
 

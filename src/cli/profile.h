@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "calibrate/cuda_profile.h"
 #include "calibrate/profile.h"
 #include "cli/command.h"
 
@@ -39,6 +40,15 @@ struct MachinePlans {
 /// of
 /// --profile does not exist.
 MachinePlans load_plans(const ProfileFlags& flags, int threads);
+
+/// The same of a card.
+calibrate::CudaMachine this_machine(const cuda::Device& device);
+std::string profile_path(const calibrate::CudaMachine& machine);
+struct CudaPlans {
+  cuda::Plans plans;
+  std::string source;
+};
+CudaPlans load_cuda_plans(const ProfileFlags& flags, const cuda::Device& device);
 
 /// A line for each distinct group of zigzag weights: its plan and what was measured.
 std::string explain_plans(const io::Checkpoint& checkpoint, const MachinePlans& plans);

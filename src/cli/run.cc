@@ -137,7 +137,6 @@ void check_cuda(const Options& options) {
   if (options.beams > 0) refuse("--beams");
   if (options.kv != "f16") refuse("--kv");
   if (options.prepare != "auto") refuse("--prepare");
-  if (!options.profile.path.empty()) refuse("--profile");
 }
 
 int run(const Options& options) {
@@ -156,6 +155,7 @@ int run(const Options& options) {
   const std::string prompt = options.has_file ? read_input(options.file) : options.prompt;
 
   std::optional<MachinePlans> plans;
+  CudaPlans cuda_plans;
   if (!on_cuda) plans = load_plans(options.profile, options.threads);
   LoadedModel model = on_cuda ? open_model(options.model, options)
                               : load_model(options.model, options,
@@ -166,8 +166,12 @@ int run(const Options& options) {
   const auto thresholds = on_cuda ? select_thresholds(model.checkpoint, options.model, options.sparsity)
                                   : apply_sparsity(model, options.model, options.sparsity, false);
   if (on_cuda) {
-    load_cuda_decoder(model, options.gpu,
-                      {.context = capacity, .progress = true, .deterministic = options.profile.deterministic});
+    open_gpu(model, options.gpu);
+    cuda_plans = load_cuda_plans(options.profile, *model.gpu);
+    load_cuda_decoder(model, {.context = capacity,
+                              .progress = true,
+                              .deterministic = options.profile.deterministic,
+                              .plans = cuda_plans.plans});
     if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, false});
   }
   const InterruptGuard guard;  // Ctrl-C ends the program while it loads, from here on only the text that is being made
@@ -183,7 +187,7 @@ int run(const Options& options) {
         100 * thresholds->level, name_of(thresholds->mode), name_of(thresholds->criterion),
         options.sparsity.dense_prefix);
   if (options.explain && on_cuda)
-    say("{}\n", model.cuda->explain());
+    say("profile: {}\n{}\n", cuda_plans.source, model.cuda->explain());
   else if (options.explain)
     say("{}{}{}\n", model.decoder->explain(), explain_plans(model.checkpoint, *plans), explain_sparsity(model, *plans));
   if (options.beams > 1 && options.sparsity.sparse()) {

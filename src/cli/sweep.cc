@@ -167,7 +167,8 @@ int sweep(const SweepOptions& options) {
   const bool on_cuda = options.common.device == "cuda";
   LoadedModel model = on_cuda ? open_model(options.model, options.common) : load_model(options.model, options.common);
   if (on_cuda) {
-    load_cuda_decoder(model, options.gpu, {.context = options.perplexity.ctx});
+    open_gpu(model, options.gpu);
+    load_cuda_decoder(model, {.context = options.perplexity.ctx});
     model.cuda->count_inputs(true);
   }
   const model::ThresholdSet set = load_thresholds(model.checkpoint, options.model, options.sparsity);

@@ -6,6 +6,7 @@
 
 #include "calibrate/profile.h"
 #include "calibrate/tuner.h"
+#include "cli/cuda_tune.h"
 #include "cli/profile.h"
 #include "core/error.h"
 #include "io/checkpoint.h"
@@ -18,6 +19,8 @@ struct Options : Common {
   std::vector<double> levels = {25, 40, 50, 65};
   double seconds = calibrate::TuneOptions{}.seconds;
   bool quick = false, explain = false;
+  std::string thresholds;
+  GpuFlags gpu;
 };
 
 std::string row(const std::string& name, const calibrate::PlanTimes& times) {
@@ -57,6 +60,12 @@ Json times_json(const calibrate::PlanTimes& times) {
           {"rounds", times.rounds}};
 }
 
+std::vector<double> shares(const Options& options) {
+  std::vector<double> out;
+  for (const double level : options.levels) out.push_back(level < 1 ? level : level / 100);
+  return out;
+}
+
 int tune(const Options& options) {
   check_common(options);
   const calibrate::Machine here = this_machine(options.threads);
@@ -65,8 +74,7 @@ int tune(const Options& options) {
     throw Error(
         "no folder to keep the profile in: LACUNA_CACHE, XDG_CACHE_HOME and HOME are not set; name a file with -o");
   calibrate::TuneOptions wanted;
-  wanted.levels.clear();
-  for (const double level : options.levels) wanted.levels.push_back(level < 1 ? level : level / 100);
+  wanted.levels = shares(options);
   wanted.seconds = options.quick ? options.seconds / 4 : options.seconds;
 
   const auto start = std::chrono::steady_clock::now();
@@ -125,7 +133,7 @@ Action add_tune(CLI::App& program) {
       "at a time, whether they are prefetched, how they are tiled, and from which sparsity on skipping inputs pays. "
       "The "
       "profile is stored in the cache folder and `run` and `bench` use it from then on, with as many threads as it was "
-      "measured with; models add up in it. Nothing else should run meanwhile.");
+      "measured with, or on the same card; models add up in it. Nothing else should run meanwhile.");
   command->add_option("MODEL", options->model, "a .gguf file with zigzag weights (`lacuna quantize --layout zz4_k`)")
       ->required();
   command
@@ -137,14 +145,35 @@ Action add_tune(CLI::App& program) {
       ->delimiter(',')
       ->capture_default_str()
       ->type_name("LIST");
-  command->add_option("--seconds", options->seconds, "how long to measure each distinct group of weights")
-      ->check(CLI::Range(0.01, 3600.0))
-      ->capture_default_str()
-      ->type_name("S");
+  command
+      ->add_option("--thresholds", options->thresholds,
+                   "cuda only: thresholds that say which inputs are left out; default: beside the model or in it. "
+                   "Without any, only dense tokens are tuned")
+      ->type_name("FILE");
+  CLI::Option* seconds =
+      command->add_option("--seconds", options->seconds, "how long to measure each distinct group of weights")
+          ->check(CLI::Range(0.01, 3600.0))
+          ->capture_default_str()
+          ->type_name("S");
   command->add_flag("--quick", options->quick, "a quarter of the time: small differences stay unseen");
   command->add_flag("--explain", options->explain, "print what every plan took, not only the chosen one");
+  add_gpu(*command, options->gpu);
   add_common(*command, *options);
-  return [options] { return tune(*options); };
+  return [options, seconds] {
+    if (options->device != "cuda") {
+      if (!options->thresholds.empty()) throw Error("--thresholds is of --device cuda; leave it out here");
+      return tune(*options);
+    }
+    for (const auto& [flag, given] :
+         {std::pair{"--seconds", seconds->count() > 0}, {"--quick", options->quick}, {"--explain", options->explain}})
+      if (given) throw Error("{} is of --device cpu; leave it out with cuda", flag);
+    return run_cuda_tune({.common = *options,
+                          .model = options->model,
+                          .output = options->output,
+                          .levels = shares(*options),
+                          .thresholds = options->thresholds,
+                          .gpu = options->gpu});
+  };
 }
 
 }  // namespace lacuna::cli

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <deque>
 #include <functional>
+#include <iterator>
+#include <map>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -142,7 +144,8 @@ struct CudaDecoder::Impl {
   std::vector<Layer> layers;
 
   cuda::Buffer cache, ids, positions, logits, batch_logits, attention_workspace, argmax_workspace;
-  cuda::Buffer partial, arrived;   // of products in a fixed order, empty: in any
+  cuda::Buffer partial, arrived;  // of products in a fixed order, empty: in any
+  cuda::Plans plans;
   std::deque<cuda::Buffer> norms;  // of wina, what the groups point to
   cuda::Buffer counts;             // [layers][kInputs] of inputs left out; empty: not counted
   const float *cos = nullptr, *sin = nullptr;
@@ -183,6 +186,12 @@ struct CudaDecoder::Impl {
   /// The launches of a token.
   void record(bool sparse);
   void record_sparse();
+  /// The plan in use of a run at a share left out.
+  cuda::GemvPlan choose_plan(const ZigzagRun& run, int percent) const;
+  /// Of sparse tokens; 0: they are dense.
+  int percent() const { return sparsity ? std::clamp(int(std::lround(100 * sparsity->thresholds.level)), 1, 99) : 0; }
+  /// Milliseconds of a token from position 0 on with the plans as they are.
+  double time_token(bool sparse);
   void check_room(std::span<const int32_t> ids, int64_t count) const;
   void launch(bool may_skip);
   void tell_position();
@@ -260,10 +269,17 @@ ZigzagRun CudaDecoder::Impl::upload_run(std::span<const WeightView> parts, int64
   buffer.upload(prepared.codes.bytes());
   buffer.upload(prepared.headers.bytes(), headers_at);
   const cuda::Columns columns = {buffer.data(), buffer.data() + headers_at, prepared.rows, prepared.K};
-  const auto plan = [&](cuda::Inputs inputs) {
-    return cuda::default_plan(device.info(), *prepared.layout, columns, inputs);
-  };
-  return {prepared.layout, columns, plan(cuda::Inputs::dense), plan(cuda::Inputs::threshold), at};
+  ZigzagRun run = {prepared.layout, columns, {}, {}, at};
+  run.dense = choose_plan(run, 0);
+  run.sparse = choose_plan(run, 50);
+  return run;
+}
+
+cuda::GemvPlan CudaDecoder::Impl::choose_plan(const ZigzagRun& run, int left_out) const {
+  if (const cuda::GemvPlan* plan = plans.find({run.layout->id, run.columns.rows, run.columns.K, left_out}))
+    return *plan;
+  return cuda::default_plan(device.info(), *run.layout, run.columns,
+                            left_out > 0 ? cuda::Inputs::threshold : cuda::Inputs::dense);
 }
 
 std::pair<int64_t, int64_t> CudaDecoder::Impl::fixed_order_space() const {
@@ -667,6 +683,7 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
   if (c.positions != Positions::rope) refuse("learned positions do not run on CUDA yet");
   if (!c.norm_first) refuse("norms after their half blocks do not run on CUDA yet");
   if (c.head_dim % 8 != 0 || c.head_dim > 256) refuse("heads must have a multiple of 8 and at most 256 values on CUDA");
+  if (!options.deterministic) d.plans = options.plans;
   d.context = options.context > 0 ? options.context : c.n_ctx;
   if (d.context > c.n_ctx)
     throw Error("a context of {} tokens was asked for; this model takes 1 to {}", d.context, c.n_ctx);
@@ -853,7 +870,108 @@ void CudaDecoder::set_sparsity(std::optional<SparsityOptions> options) {
     for (size_t i = 0; Group * group : readers(d.layers[l]))
       group->norms = by_norms ? d.norms[l * kInputs + i++].as<float>() : nullptr;
   d.sparsity = std::move(options);
+  if (d.sparsity)
+    for (Layer& layer : d.layers)
+      for (Group* const group : readers(layer))
+        for (ZigzagRun& run : group->runs) run.sparse = d.choose_plan(run, d.percent());
   d.record_sparse();
+}
+
+double CudaDecoder::Impl::time_token(bool sparse) {
+  constexpr int kTokens = 6, kRounds = 2;
+  cuda::Graph graph(stream, [&] { record(sparse); });
+  cuda::Stopwatch watch;
+  double least = 0;
+  for (int round = -1; round < kRounds; ++round) {
+    stream.synchronize();
+    tell_position();  // the device's moves on with each token
+    watch.start(stream);
+    for (int token = 0; token < kTokens; ++token) graph.launch(stream);
+    const double ms = watch.stop_ms(stream) / kTokens;
+    if (round == 0 || (round > 0 && ms < least)) least = ms;
+  }
+  tell_position();
+  return least;
+}
+
+std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
+  Impl& d = *impl_;
+  if (d.arrived.bytes() > 0) throw Error("plans are tuned in any order of sums; leave out --deterministic");
+  if (d.context < kTuneContext)
+    throw Error("tuning takes a context of {} tokens, this one holds {}", kTuneContext, d.context);
+  truncate(0);
+  const int32_t id = 0;
+  d.ids.upload(std::as_bytes(std::span(&id, 1)));
+  const bool sparse = d.sparsity.has_value();
+  std::map<cuda::Product, std::vector<ZigzagRun*>> products;
+  for (Layer& layer : d.layers)
+    for (Group* const group : {&layer.qkv, &layer.o, &layer.up, &layer.down})
+      for (ZigzagRun& run : group->runs)
+        products[{run.layout->id, run.columns.rows, run.columns.K, d.percent()}].push_back(&run);
+  const auto plan_of = [&](ZigzagRun& run) -> cuda::GemvPlan& { return sparse ? run.sparse : run.dense; };
+  const auto set = [&](const std::vector<ZigzagRun*>& runs, const cuda::GemvPlan& plan) {
+    for (ZigzagRun* const run : runs) plan_of(*run) = plan;
+  };
+  const auto inputs = sparse ? cuda::Inputs::threshold : cuda::Inputs::dense;
+  const auto standard = [&](const ZigzagRun& run) {
+    return cuda::default_plan(d.device.info(), *run.layout, run.columns, inputs);
+  };
+  for (const auto& [product, runs] : products) set(runs, standard(*runs.front()));
+
+  constexpr double kFills[] = {0.35, 0.5, 0.66, 0.8, 1.0, 1.5}, kNoise = 0.002;
+  constexpr float kEarly[] = {0, 0.1f, 0.2f, 0.3f, 0.5f};
+  constexpr int kRounds = 2;
+  int64_t attempts = 0;
+  for (const auto& [product, runs] : products)
+    attempts += kRounds * (int64_t(cuda::kernel_plans(*runs.front()->layout).size() * std::size(kFills)) +
+                           (sparse ? int64_t(std::size(kEarly)) + 1 : 0));
+  std::optional<Progress> bar;
+  if (progress) bar.emplace(sparse ? fmt::format("Tuning {}%", d.percent()) : "Tuning dense", attempts, "plans");
+  double least = d.time_token(sparse);
+  const auto attempt = [&](const std::vector<ZigzagRun*>& runs, const cuda::GemvPlan& plan) {
+    if (bar) bar->add(1);
+    const cuda::GemvPlan before = plan_of(*runs.front());
+    if (plan == before) return;
+    set(runs, plan);
+    const double ms = d.time_token(sparse);
+    if (ms < least * (1 - kNoise))
+      least = ms;
+    else
+      set(runs, before);
+  };
+  for (int round = 0; round < kRounds; ++round) {
+    for (const auto& [product, runs] : products) {
+      const auto best = [&runs = runs, &plan_of] { return plan_of(*runs.front()); };
+      for (cuda::GemvPlan kernel : cuda::kernel_plans(*runs.front()->layout)) {
+        kernel.early_headers = best().early_headers, kernel.early_codes = best().early_codes;
+        for (const double fill : kFills)
+          attempt(runs, cuda::filled(d.device.info(), runs.front()->columns, kernel, fill));
+      }
+      if (!sparse) continue;
+      for (const float codes : kEarly) {
+        cuda::GemvPlan plan = best();
+        plan.early_headers = 1, plan.early_codes = codes;
+        attempt(runs, plan);
+      }
+      cuda::GemvPlan plan = best();
+      plan.early_headers = 0;
+      attempt(runs, plan);
+    }
+  }
+  std::vector<CudaTuning> out;
+  for (const auto& [product, runs] : products) {
+    const cuda::GemvPlan best = plan_of(*runs.front());
+    set(runs, standard(*runs.front()));
+    CudaTuning& tuning = out.emplace_back(CudaTuning{product, best, d.time_token(sparse), 0});
+    set(runs, best);
+    tuning.tuned_ms = d.time_token(sparse);
+    d.plans.set(product, best);
+  }
+  if (sparse)
+    d.record_sparse();
+  else
+    d.dense_token.emplace(d.stream, [&] { d.record(false); });
+  return out;
 }
 
 void CudaDecoder::count_inputs(bool on) {

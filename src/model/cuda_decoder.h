@@ -7,10 +7,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/thread_pool.h"
 #include "io/checkpoint.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/plans.h"
 #include "model/config.h"
 #include "model/engine.h"
 #include "model/sparsity.h"
@@ -22,6 +24,18 @@ struct CudaDecoderOptions {
   bool progress = true;  // a bar on a terminal
   /// Sums in a fixed order: a token's logits are the same bits every time. Slower; rows and attention always are.
   bool deterministic = false;
+  /// Of zigzag products; those without one, and all in a fixed order, have the default plan.
+  cuda::Plans plans = {};
+};
+
+/// What tune() found for one product: times of a whole token with the default plan of this one and with `plan`, the
+/// others as tuned.
+struct CudaTuning {
+  cuda::Product product;
+  cuda::GemvPlan plan;
+  double standard_ms = 0, tuned_ms = 0;
+
+  bool operator==(const CudaTuning&) const = default;
 };
 
 /// Models with rotary positions, norms before their half blocks and embeddings of the model's own width; weights in any
@@ -55,6 +69,12 @@ class CudaDecoder final : public Engine {
   /// device: the host waits before the first one only. wait() waits for all.
   void follow(int32_t id, int64_t count);
   void wait();
+
+  /// Measures in a whole token which plan of each zigzag product is fastest, of dense tokens or, where set_sparsity()
+  /// said so, of sparse ones, and uses it. Forgets all tokens. Throws Error in a fixed order, and where the context
+  /// holds less than kTuneContext.
+  std::vector<CudaTuning> tune(bool progress);
+  static constexpr int64_t kTuneContext = 16;
 
   int64_t weight_bytes() const;  // read for one dense token, output head included
   std::string explain() const;   // how each group of the first layer and the head run, one line each

@@ -88,6 +88,10 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
   expect_error(with({}), "no prefill yet");
   expect_error({"bench", "--device", "cuda", "--spqt", "--deterministic"}, "--deterministic");
   expect_error(with({"--spqt", "--parts", "table2"}), "--parts table2");
+  expect_error(with({"--what", "linear", "--tune"}), "--tune");
+  expect_error({"bench", kModel, "--tune"}, "--tune");
+  expect_error({"tune", kModel, "--device", "cuda", "--quick"}, "--quick");
+  expect_error({"tune", kModel, "--thresholds", "t.gguf"}, "--thresholds");
   expect_error(with({"--what", "linear", "--tokens", "2"}), "of one token of --synthetic SHAPE");
   expect_error({"bench", kModel, "--device", "cuda", "--what", "linear"}, "of one token of --synthetic SHAPE");
   expect_error(with({"--what", "linear", "--layout", "q4_K"}), "no kernel reads q4_K; those that one reads: zz4_k");
@@ -99,6 +103,7 @@ TEST(App, CudaThatCannotRunSaysWhy) {
       {"bench", "--device", "cuda", "--synthetic", "llama-3.2-1b", "--what", "linear", "--layout", "zz4_k"},
       {"bench", kModel, "--device", "cuda", "--what", "decode"},
       {"bench", "--device", "cuda", "--spqt"},
+      {"tune", kModel, "--device", "cuda"},
       {"run", kModel, "-p", "a", "--device", "cuda"},
       {"perplexity", kModel, "-f", kModel, "--device", "cuda", "--ctx", "16"}};
   for (std::vector<std::string> arguments : calls) {

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -226,6 +227,36 @@ TEST_F(CudaDecoderTest, AThousandTokensInAFixedOrderAreTheSameBits) {
       })) << token;
     }
   }
+}
+
+TEST_F(CudaDecoderTest, TunedPlansChangeNoLogitsAndServeAgain) {
+  const Mixed mixed("llama_mha", {{"attn_v", layout::Id::zz6_k}});
+  const auto gpu = load(*mixed.model);
+  Thresholds thresholds;
+  thresholds.level = 0.5;
+  thresholds.t.assign(size_t(gpu->config().n_layers), {0.4f, 0.02f, 0.4f, 0.02f});
+  std::vector<CudaTuning> tuned = gpu->tune(false);
+  EXPECT_EQ(gpu->length(), 0);
+  EXPECT_LT(worst_difference(*mixed.model->decoder, *gpu), 0.03);
+  mixed.model->decoder->set_sparsity(SparsityOptions{thresholds, 2, false});
+  gpu->set_sparsity(SparsityOptions{thresholds, 2, false});
+  const std::vector<CudaTuning> sparse = gpu->tune(false);
+  EXPECT_LT(worst_difference(*mixed.model->decoder, *gpu), 0.1);
+  ASSERT_EQ(sparse.size(), tuned.size());
+  tuned.insert(tuned.end(), sparse.begin(), sparse.end());
+  CudaDecoderOptions options;
+  std::set<layout::Id> layouts;
+  for (const CudaTuning& tuning : tuned) {
+    EXPECT_GT(tuning.standard_ms, 0);
+    EXPECT_GT(tuning.tuned_ms, 0);
+    options.plans.set(tuning.product, tuning.plan);
+    layouts.insert(tuning.product.layout);
+  }
+  EXPECT_EQ(layouts, (std::set{layout::Id::zz4_k, layout::Id::zz6_k}));
+  const auto again = load(*mixed.model, options);
+  again->set_sparsity(SparsityOptions{thresholds, 2, false});
+  EXPECT_EQ(again->explain(), gpu->explain());
+  EXPECT_THROW(load(*mixed.model, {.deterministic = true})->tune(false), Error);
 }
 
 // wina's norms make other inputs small: thresholds by magnitude with the same numbers leave out others.

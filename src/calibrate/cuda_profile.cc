@@ -1,0 +1,133 @@
+#include "calibrate/cuda_profile.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "calibrate/profile_file.h"
+#include "core/error.h"
+#include "io/json.h"
+
+namespace lacuna::calibrate {
+namespace {
+
+using io::JsonObject;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr int64_t kFormat = 1;
+
+int need_int(const JsonObject& object, const char* key, int64_t least, int64_t most, const std::string& where) {
+  const int64_t value = object.need_integer(key);
+  if (value < least || value > most) throw Error("{}: \"{}\" is {}, expected {} to {}", where, key, value, least, most);
+  return int(value);
+}
+
+float need_share(const JsonObject& object, const char* key, const std::string& where) {
+  const double value = need_number(object, key, where);
+  if (!(value >= 0 && value <= 1)) throw Error("{}: \"{}\" is {}, expected 0 to 1", where, key, value);
+  return float(value);
+}
+
+model::CudaTuning parse_product(const json& value, const std::string& where) {
+  const JsonObject object(value, where);
+  model::CudaTuning out;
+  const std::string name = object.need_string("layout");
+  const layout::Layout* layout = layout::find(name);
+  if (layout == nullptr || !layout->zigzag) throw Error("{}: \"{}\" is no zigzag layout", where, name);
+  out.product.layout = layout->id;
+  out.product.rows = need_int(object, "rows", 1, 1 << 24, where);
+  out.product.K = need_int(object, "inputs", 1, 1 << 24, where);
+  out.product.percent = need_int(object, "percent", 0, 99, where);
+  out.standard_ms = need_number(object, "standard_ms", where);
+  out.tuned_ms = need_number(object, "tuned_ms", where);
+  check_ms(out.standard_ms, where);
+  check_ms(out.tuned_ms, where);
+  const JsonObject plan(object.need_object("plan"), where);
+  out.plan.warps = need_int(plan, "warps", 1, 32, where);
+  out.plan.chunk = need_int(plan, "chunk", 1, 1024, where);
+  out.plan.resident = need_int(plan, "resident", 1, 64, where);
+  const int64_t least = (out.product.K + cuda::kSegmentColumns - 1) / cuda::kSegmentColumns;
+  out.plan.segments = need_int(plan, "segments", least, cuda::kMostSegments, where);
+  out.plan.early_headers = need_share(plan, "early_headers", where);
+  out.plan.early_codes = need_share(plan, "early_codes", where);
+  return out;
+}
+
+ordered_json product_json(const model::CudaTuning& tuning) {
+  const cuda::GemvPlan& plan = tuning.plan;
+  return {{"layout", layout::get(tuning.product.layout).name},
+          {"rows", tuning.product.rows},
+          {"inputs", tuning.product.K},
+          {"percent", tuning.product.percent},
+          {"standard_ms", tuning.standard_ms},
+          {"tuned_ms", tuning.tuned_ms},
+          {"plan",
+           {{"warps", plan.warps},
+            {"chunk", plan.chunk},
+            {"resident", plan.resident},
+            {"segments", plan.segments},
+            {"early_headers", plan.early_headers},
+            {"early_codes", plan.early_codes}}}};
+}
+
+}  // namespace
+
+cuda::Plans CudaProfile::plans() const {
+  cuda::Plans out;
+  for (const model::CudaTuning& tuning : products) out.set(tuning.product, tuning.plan);
+  return out;
+}
+
+void CudaProfile::merge(const std::vector<model::CudaTuning>& tuned) {
+  for (const model::CudaTuning& tuning : tuned) {
+    std::erase_if(products, [&](const model::CudaTuning& known) { return known.product == tuning.product; });
+    products.push_back(tuning);
+  }
+}
+
+std::string CudaProfile::to_json() const {
+  ordered_json all = ordered_json::array();
+  for (const model::CudaTuning& tuning : products) all.push_back(product_json(tuning));
+  const ordered_json out = {{"lacuna_cuda_profile", kFormat},
+                            {"version", machine.version},
+                            {"gpu", machine.gpu},
+                            {"driver", machine.driver},
+                            {"products", std::move(all)}};
+  return out.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+CudaProfile CudaProfile::parse(std::string_view text, const std::string& where) {
+  const json top = io::parse_json_object(text, where);
+  const JsonObject object(top, where);
+  const int64_t format = object.need_integer("lacuna_cuda_profile");
+  if (format != kFormat) throw Error("{}: format {} of profiles, this program reads {}", where, format, kFormat);
+  CudaProfile out;
+  out.machine.version = object.need_string("version");
+  out.machine.gpu = object.need_string("gpu");
+  out.machine.driver = object.need_string("driver");
+  for (const json& value : object.need_array("products"))
+    out.products.push_back(parse_product(value, fmt::format("{}: product {}", where, out.products.size())));
+  return out;
+}
+
+std::string cuda_profile_file_name(const CudaMachine& machine) {
+  return file_name_of(machine.gpu.substr(0, 100) + " cuda") + ".json";
+}
+
+std::optional<CudaProfile> load_cuda_profile(const std::string& path, const CudaMachine& here) {
+  const auto text = read_profile_file(path);
+  if (!text) return std::nullopt;
+  CudaProfile out = CudaProfile::parse(*text, path);
+  check_same(path, "version", out.machine.version, here.version);
+  check_same(path, "card", out.machine.gpu, here.gpu);
+  check_same(path, "driver", out.machine.driver, here.driver);
+  return out;
+}
+
+void save_cuda_profile(const std::string& path, const CudaProfile& profile) {
+  write_profile_file(path, profile.to_json());
+}
+
+}  // namespace lacuna::calibrate

@@ -1,0 +1,49 @@
+// src/calibrate/cuda_profile.h - what `lacuna tune --device cuda` found on a card, as a JSON file:
+//   {"lacuna_cuda_profile": 1, "version": "0.1.0", "gpu": "NVIDIA H100 80GB HBM3", "driver": "13.0", "products": [
+//     {"layout": "zz4_k", "rows": 86, "inputs": 4096, "percent": 50, "standard_ms": 1.40, "tuned_ms": 1.36,
+//      "plan": {"warps": 8, "chunk": 32, "resident": 24, "segments": 4, "early_headers": 1, "early_codes": 0.2}}, ...]}
+// The times are of a whole token, with the default plan of this product and with this one, the others as they were.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/cuda/plans.h"
+#include "model/cuda_decoder.h"
+
+namespace lacuna::calibrate {
+
+/// What measured times depend on besides the products.
+struct CudaMachine {
+  std::string gpu, driver;
+  std::string version;  // of this program
+
+  bool operator==(const CudaMachine&) const = default;
+};
+
+struct CudaProfile {
+  CudaMachine machine;
+  std::vector<model::CudaTuning> products;
+
+  cuda::Plans plans() const;
+  /// Adds products; those that were known are replaced.
+  void merge(const std::vector<model::CudaTuning>& tuned);
+  std::string to_json() const;
+  /// Throws Error that names what is wrong for anything but such a file.
+  static CudaProfile parse(std::string_view text, const std::string& where);
+
+  bool operator==(const CudaProfile&) const = default;
+};
+
+/// "nvidia-h100-80gb-hbm3-cuda.json".
+std::string cuda_profile_file_name(const CudaMachine& machine);
+
+/// nullopt: there is no such file. Throws Error when it cannot be read, is damaged, or was made by another version, on
+/// another card or with another driver.
+std::optional<CudaProfile> load_cuda_profile(const std::string& path, const CudaMachine& here);
+/// Makes the folder and replaces the file at once.
+void save_cuda_profile(const std::string& path, const CudaProfile& profile);
+
+}  // namespace lacuna::calibrate

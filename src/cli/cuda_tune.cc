@@ -1,0 +1,101 @@
+#include "cli/cuda_tune.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <optional>
+
+#include "calibrate/cuda_profile.h"
+#include "cli/profile.h"
+#include "core/error.h"
+#include "core/say.h"
+
+namespace lacuna::cli {
+namespace {
+
+/// nullopt, with a warning, where there are none and no file was named.
+std::optional<model::ThresholdSet> find_thresholds(const CudaTuneRequest& request, const LoadedModel& model) {
+  SparsityFlags flags;
+  flags.thresholds = request.thresholds;
+  try {
+    return load_thresholds(model.checkpoint, request.model, flags);
+  } catch (const Error& error) {
+    if (!request.thresholds.empty()) throw;
+    spdlog::warn("only dense tokens are tuned: {}", printable(error.what()));
+    return std::nullopt;
+  }
+}
+
+void print_row(const CudaTuneRequest& request, const model::CudaTuning& tuning, const LoadedModel& model,
+               const std::string& path) {
+  const cuda::Product& product = tuning.product;
+  if (!request.common.json) {
+    print(fmt::format("{:<32} {:>9.4f} {:>9.4f}  {}\n", cuda::describe(product), tuning.standard_ms, tuning.tuned_ms,
+                      cuda::describe(tuning.plan)));
+    return;
+  }
+  const cuda::GemvPlan& plan = tuning.plan;
+  print_json({{"product", cuda::describe(product)},
+              {"layout", layout::get(product.layout).name},
+              {"rows", product.rows},
+              {"inputs", product.K},
+              {"percent", product.percent},
+              {"standard_ms", tuning.standard_ms},
+              {"tuned_ms", tuning.tuned_ms},
+              {"plan",
+               {{"warps", plan.warps},
+                {"chunk", plan.chunk},
+                {"resident", plan.resident},
+                {"segments", plan.segments},
+                {"early_headers", plan.early_headers},
+                {"early_codes", plan.early_codes}}},
+              {"gpu", model.gpu->info().name},
+              {"path", path}});
+}
+
+}  // namespace
+
+int run_cuda_tune(const CudaTuneRequest& request) {
+  LoadedModel model = open_model(request.model, request.common);
+  open_gpu(model, request.gpu);
+  const calibrate::CudaMachine here = this_machine(*model.gpu);
+  const std::string path = request.output.empty() ? profile_path(here) : request.output;
+  if (path.empty())
+    throw Error(
+        "no folder to keep the profile in: LACUNA_CACHE, XDG_CACHE_HOME and HOME are not set; name a file with -o");
+  const auto set = find_thresholds(request, model);
+  load_cuda_decoder(model, {.context = model::CudaDecoder::kTuneContext});
+
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<model::CudaTuning> tuned = model.cuda->tune(true);
+  if (tuned.empty())
+    throw Error("{}: has no zigzag weights; store it with `lacuna quantize --layout zigzag`", request.model);
+  if (set) {
+    for (const double level : request.levels) {
+      model.cuda->set_sparsity(model::SparsityOptions{
+          set->select(level, model::Mode::uniform, model::Criterion::magnitude, request.model), 0, false});
+      const auto sparse = model.cuda->tune(true);
+      tuned.insert(tuned.end(), sparse.begin(), sparse.end());
+    }
+  }
+  calibrate::CudaProfile profile{here, {}};
+  try {
+    if (auto known = calibrate::load_cuda_profile(path, here)) profile = *std::move(known);
+  } catch (const Error& error) {
+    spdlog::warn("what was there is replaced: {}", printable(error.what()));
+  }
+  profile.merge(tuned);
+  calibrate::save_cuda_profile(path, profile);
+
+  if (!request.common.json)
+    print(fmt::format("{}\n{:<32} {:>9} {:>9}  {}\n", here.gpu, "ms of a whole token", "default", "tuned", "plan"));
+  for (const model::CudaTuning& tuning : tuned) print_row(request, tuning, model, path);
+  if (!request.common.json)
+    print(fmt::format("{}: {} products measured in {:.1f} s, {} in all\n", path, tuned.size(),
+                      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+                      profile.products.size()));
+  return 0;
+}
+
+}  // namespace lacuna::cli

@@ -1,0 +1,37 @@
+// src/kernels/cuda/plans.h - plans of the zigzag products that were measured on a device. Plain C++.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "kernels/cuda/gemv.h"
+#include "layout/layout.h"
+
+namespace lacuna::cuda {
+
+/// Products that one plan is for.
+struct Product {
+  layout::Id layout = layout::Id::zz4_k;
+  int64_t rows = 0, K = 0;  // superblock rows
+  int percent = 0;          // of the inputs that are left out; 0: dense
+
+  auto operator<=>(const Product&) const = default;
+};
+/// "zz4_k 86 x 4096, 50%".
+std::string describe(const Product& product);
+
+class Plans {
+ public:
+  void set(const Product& product, const GemvPlan& plan) { plans_[product] = plan; }
+  /// The plan of this product, else of the same one at the nearest other sparsity; nullptr where there is none: dense
+  /// products have no other.
+  const GemvPlan* find(const Product& product) const;
+  bool empty() const { return plans_.empty(); }
+
+ private:
+  std::map<Product, GemvPlan> plans_;
+};
+
+}  // namespace lacuna::cuda

@@ -1,0 +1,89 @@
+#include "calibrate/cuda_profile.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "core/error.h"
+#include "test_support.h"
+
+namespace lacuna::calibrate {
+namespace {
+
+using layout::Id;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+CudaProfile example() {
+  CudaProfile out;
+  out.machine = {"NVIDIA H100 80GB HBM3", "13.0", "0.1.0"};
+  out.products.push_back({{Id::zz4_k, 86, 4096, 0}, {8, 32, 24, 4, 0, 0}, 1.8, 1.75});
+  out.products.push_back({{Id::zz6_k, 16, 11008, 50}, {4, 16, 32, 24, 1, 0.25f}, 1.4, 1.39});
+  return out;
+}
+
+/// The example's text with `from`, which must be there, as `to`.
+std::string with(const std::string& from, const std::string& to) {
+  std::string text = example().to_json();
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+TEST(CudaProfile, ComesBackAsItWasStored) {
+  const test::TempDir folder;
+  const std::string path = (folder.path() / "new" / "p.json").string();
+  EXPECT_EQ(load_cuda_profile(path, example().machine), std::nullopt);
+  save_cuda_profile(path, example());
+  EXPECT_EQ(load_cuda_profile(path, example().machine), example());
+  EXPECT_EQ(cuda_profile_file_name(example().machine), "nvidia-h100-80gb-hbm3-cuda.json");
+}
+
+TEST(CudaProfile, MergingReplacesWhatWasKnown) {
+  CudaProfile profile = example();
+  model::CudaTuning again = profile.products[0], other = again;
+  again.plan.segments = 9;
+  other.product.percent = 25;
+  profile.merge({again, other});
+  ASSERT_EQ(profile.products.size(), 3u);
+  EXPECT_EQ(profile.plans().find({Id::zz4_k, 86, 4096, 0})->segments, 9);
+  EXPECT_EQ(profile.plans().find({Id::zz4_k, 86, 4096, 30})->segments, 4);
+  EXPECT_EQ(profile.plans().find({Id::zz6_k, 16, 11008, 50})->segments, 24);
+}
+
+TEST(CudaProfile, AnotherCardDriverOrVersionIsRefused) {
+  const test::TempDir folder;
+  const std::string path = folder.file("p.json");
+  save_cuda_profile(path, example());
+  const auto refused = [&](const CudaMachine& here, const char* what) {
+    EXPECT_THAT([&] { load_cuda_profile(path, here); }, ThrowsMessage<Error>(HasSubstr(what)));
+  };
+  refused({"NVIDIA H200", "13.0", "0.1.0"}, "is of card \"NVIDIA H100 80GB HBM3\", this is \"NVIDIA H200\"");
+  refused({"NVIDIA H100 80GB HBM3", "12.8", "0.1.0"}, "driver");
+  refused({"NVIDIA H100 80GB HBM3", "13.0", "0.2.0"}, "version");
+}
+
+TEST(CudaProfile, DamageIsNamed) {
+  const auto damaged = [](const std::string& text, const char* what) {
+    EXPECT_THAT([&] { CudaProfile::parse(text, "p.json"); }, ThrowsMessage<Error>(HasSubstr(what))) << text;
+  };
+  EXPECT_EQ(CudaProfile::parse(example().to_json(), "p.json"), example());
+  damaged("", "p.json");
+  damaged("[]", "p.json");
+  damaged(with("\"lacuna_cuda_profile\": 1", "\"lacuna_cuda_profile\": 2"), "format 2");
+  damaged(with("\"zz6_k\"", "\"q6_K\""), "p.json: product 1: \"q6_K\" is no zigzag layout");
+  damaged(with("\"zz6_k\"", "7"), "layout");
+  damaged(with("\"rows\": 86", "\"rows\": 0"), "\"rows\" is 0");
+  damaged(with("\"percent\": 50", "\"percent\": 100"), "\"percent\" is 100");
+  damaged(with("\"segments\": 24", "\"segments\": 10"), "\"segments\" is 10, expected 11 to 256");
+  damaged(with("\"segments\": 24", "\"segments\": 257"), "\"segments\" is 257");
+  damaged(with("\"early_codes\": 0.25", "\"early_codes\": 1.5"), "\"early_codes\" is 1.5");
+  damaged(with("\"tuned_ms\": 1.39", "\"tuned_ms\": -1"), "a time of -1 ms");
+  damaged(with("\"plan\"", "\"plans\""), "plan");
+  damaged(with("\"products\"", "\"product\""), "products");
+}
+
+}  // namespace
+}  // namespace lacuna::calibrate
