@@ -102,7 +102,7 @@ std::optional<model::Thresholds> select_thresholds(const io::Checkpoint& checkpo
 
 std::optional<model::Thresholds> apply_sparsity(const LoadedModel& model, const std::string& path,
                                                 const SparsityFlags& flags, bool mask_batches) {
-  const auto thresholds = select_thresholds(model.checkpoint, path, flags);
+  auto thresholds = select_thresholds(model.checkpoint, path, flags);
   if (thresholds) model.decoder->set_sparsity(model::SparsityOptions{*thresholds, flags.dense_prefix, mask_batches});
   return thresholds;
 }
