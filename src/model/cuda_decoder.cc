@@ -48,8 +48,8 @@ constexpr int64_t kMostWeightBytes = int64_t{192} << 20, kMostLogitBytes = int64
 /// Work space of a batch, in bytes.
 struct BatchSpace {
   int64_t tokens = 0, logit_tokens = 0;
-  int64_t x = 0, h = 0, attended = 0, qkv = 0, up = 0, logits = 0;  // floats
-  int64_t inputs = 0, scales = 0, weights = 0;                      // operands
+  int64_t x = 0, attended = 0, qkv = 0, up = 0, logits = 0;  // floats
+  int64_t inputs = 0, scales = 0, weights = 0;               // operands
 
   BatchSpace() = default;
   BatchSpace(const Config& c, int64_t context, int64_t qkv_outputs, int64_t up_outputs) {
@@ -62,7 +62,7 @@ struct BatchSpace {
         std::clamp(kMostLogitBytes / (c.n_vocab * int64_t(sizeof(float))) / kRows * kRows, kRows, kMostBatch);
     logit_tokens = std::min(logit_tokens, tokens);
     const int64_t q = c.n_heads * c.head_dim, widest = std::max({c.n_embd, q, c.n_ff});
-    x = h = floats(tokens, c.n_embd);
+    x = floats(tokens, c.n_embd);
     attended = floats(tokens, q);
     qkv = floats(tokens, qkv_outputs);
     up = floats(tokens, up_outputs);
@@ -75,7 +75,7 @@ struct BatchSpace {
       weights = std::max(weights, cuda::operand_bytes(padded(N), K));
     weights = std::min(weights, std::max(kMostWeightBytes, cuda::operand_bytes(padded(1), widest)));
   }
-  int64_t bytes() const { return x + h + attended + qkv + up + logits + inputs + scales + weights; }
+  int64_t bytes() const { return x + attended + qkv + up + logits + inputs + scales + weights; }
 };
 
 /// Parts of a group that follow each other in one zigzag layout: one launch.
@@ -151,7 +151,7 @@ struct CudaDecoder::Impl {
   BatchSpace space;
   /// The same of a batch's tokens; its inputs and weights as operands.
   struct {
-    float *x = nullptr, *h = nullptr, *attended = nullptr, *qkv_y = nullptr, *up_y = nullptr;
+    float *x = nullptr, *attended = nullptr, *qkv_y = nullptr, *up_y = nullptr;
     float* scales = nullptr;
     std::byte *inputs = nullptr, *weights = nullptr;
   } batch;
@@ -196,8 +196,8 @@ struct CudaDecoder::Impl {
   cuda::Operand make_weights(const Group& group, int64_t first, int64_t count);
   /// y[M, N], rows `stride` apart, += or = the group's product.
   void multiply(const Group& group, const cuda::Operand& inputs, int64_t N, bool add, float* y, int64_t stride);
-  /// h = norm(x) of a batch.
-  void norm_batch(int64_t M, const float* weight, const float* bias);
+  /// The residual stream of a batch through a norm.
+  cuda::GemmInputs normed(const float* weight, const float* bias) const;
   /// Runs tokens at once, dense, as far as the residual stream.
   void run_batch(std::span<const int32_t> of);
   /// Logits of the batch's M tokens.
@@ -311,7 +311,6 @@ void CudaDecoder::Impl::take_workspace() {
   part(batch.inputs, space.inputs);
   part(batch.scales, space.scales);
   part(batch.x, space.x);
-  part(batch.h, space.h);
   part(batch.attended, space.attended);
   part(batch.qkv_y, space.qkv);
   part(batch.up_y, space.up);
@@ -542,16 +541,8 @@ void CudaDecoder::Impl::multiply(const Group& group, const cuda::Operand& inputs
   }
 }
 
-void CudaDecoder::Impl::norm_batch(int64_t M, const float* weight, const float* bias) {
-  cuda::NormArgs args;
-  args.x = batch.x;
-  args.weight = weight;
-  args.bias = bias;
-  args.eps = config.norm_eps;
-  args.M = M;
-  args.K = config.n_embd;
-  args.y = batch.h;
-  cuda::launch_norm(device, stream, args);
+cuda::GemmInputs CudaDecoder::Impl::normed(const float* weight, const float* bias) const {
+  return {.x = batch.x, .stride = config.n_embd, .norm = weight, .norm_bias = bias, .eps = config.norm_eps, .to = {}};
 }
 
 void CudaDecoder::Impl::run_batch(std::span<const int32_t> of) {
@@ -564,8 +555,7 @@ void CudaDecoder::Impl::run_batch(std::span<const int32_t> of) {
   cuda::GemmInputs inputs;
   for (int64_t index = 0; index < c.n_layers; ++index) {
     const Layer& layer = layers[size_t(index)];
-    norm_batch(M, layer.attn_norm, layer.attn_norm_bias);
-    inputs = {.x = batch.h, .stride = c.n_embd, .to = {}};
+    inputs = normed(layer.attn_norm, layer.attn_norm_bias);
     multiply(layer.qkv, make_inputs(layer.qkv, inputs, M), layer.qkv.outputs, false, batch.qkv_y, layer.qkv.outputs);
 
     cuda::BatchAttentionArgs attention;
@@ -580,8 +570,7 @@ void CudaDecoder::Impl::run_batch(std::span<const int32_t> of) {
     inputs = {.x = batch.attended, .stride = attention.out_stride, .to = {}};
     multiply(layer.o, make_inputs(layer.o, inputs, M), c.n_embd, true, batch.x, c.n_embd);
 
-    norm_batch(M, layer.ffn_norm, layer.ffn_norm_bias);
-    inputs = {.x = batch.h, .stride = c.n_embd, .to = {}};
+    inputs = normed(layer.ffn_norm, layer.ffn_norm_bias);
     multiply(layer.up, make_inputs(layer.up, inputs, M), layer.up.outputs, false, batch.up_y, layer.up.outputs);
     const bool swiglu = c.mlp == Mlp::swiglu;
     inputs = {.gate = swiglu ? cuda::Gate::swiglu : cuda::Gate::relu,
@@ -596,8 +585,7 @@ void CudaDecoder::Impl::run_batch(std::span<const int32_t> of) {
 }
 
 void CudaDecoder::Impl::score_batch(int64_t M, const Decoder::LogitsSink& sink) {
-  norm_batch(M, output_norm, output_norm_bias);
-  const cuda::Operand inputs = make_inputs(head, {.x = batch.h, .stride = config.n_embd, .to = {}}, M);
+  const cuda::Operand inputs = make_inputs(head, normed(output_norm, output_norm_bias), M);
   host_logits.resize(size_t(std::min(M, space.logit_tokens) * config.n_vocab));
   for (int64_t first = 0; first < M; first += space.logit_tokens) {
     cuda::Operand part = inputs;  // whole tiles

@@ -86,7 +86,7 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
     more.insert(more.begin(), bench.begin(), bench.end());
     return more;
   };
-  expect_error(with({}), "no prefill yet");
+  expect_error(with({"--what", "prefill", "--act-sparsity", "50"}), "a prompt runs dense");
   expect_error(with({"--what", "decode", "--deterministic"}), "--deterministic");
   expect_error(with({"--what", "linear", "--tokens", "2"}), "of one token of --synthetic SHAPE");
   expect_error({"bench", kModel, "--device", "cuda", "--what", "linear"}, "of one token of --synthetic SHAPE");

@@ -166,7 +166,7 @@ std::vector<float> multiply(const Weight& w, const std::vector<float>& x, int64_
   const int64_t at_once = std::min(how.slice, (w.N + 255) / 256 * 256);
   const OnDevice<std::byte> w_tiles(size_t(cuda::operand_bytes(at_once, w.K)));
   const cuda::Operand operand = {x_tiles.data(), x_scale.data(), M, w.K};
-  cuda::launch_gemm_inputs(device(), stream(), {cuda::Gate::none, x_there.data(), nullptr, w.K, operand});
+  cuda::launch_gemm_inputs(device(), stream(), {.x = x_there.data(), .stride = w.K, .to = operand});
   for (int64_t first = 0; first < w.N; first += at_once) {
     cuda::GemmArgs args;
     args.x = operand;
@@ -233,7 +233,9 @@ void check(const Weight& w, const std::vector<float>& x, int64_t M, const Run& h
     error += std::pow(double(got[i]) - expected.y[i], 2);
     size += std::pow(expected.y[i], 2);
   }
-  if (got.size() >= 64) EXPECT_LT(std::sqrt(error / size), 1e-3) << w.l.name;
+  if (got.size() >= 64) {
+    EXPECT_LT(std::sqrt(error / size), 1e-3) << w.l.name;
+  }
 }
 
 bool has_wgmma() { return device().info().major == 9; }
@@ -297,10 +299,11 @@ TEST_P(CudaGemm, WhatIsNotFiniteStaysInItsRowAndColumn) {
       broken[17 * K + 100] = bad;
       const auto got = multiply(w, broken, M, {.kernel = kernel});
       for (int64_t i = 0; i < M * N; ++i) {
-        if (i / N == 17)
+        if (i / N == 17) {
           ASSERT_FALSE(std::isfinite(got[size_t(i)])) << bad;
-        else
+        } else {
           ASSERT_EQ(got[size_t(i)], finite[size_t(i)]) << bad;
+        }
       }
     }
     if (fields(l.id).halves.empty()) continue;
@@ -383,7 +386,8 @@ TEST(CudaGemmRange, GatesOnTheWay) {
         x.push_back(float(gate == cuda::Gate::relu ? std::max(g, 0.0) : g / (1 + std::exp(-g)) * up));
       }
     const cuda::Operand x_to = {x_tiles.data(), scale.data(), M, K}, w_to = {w_tiles.data(), w.scale.data(), N, K};
-    cuda::launch_gemm_inputs(device(), stream(), {gate, there.data(), there.data() + 352, stride, x_to});
+    cuda::launch_gemm_inputs(device(), stream(),
+                             {.gate = gate, .x = there.data(), .up = there.data() + 352, .stride = stride, .to = x_to});
     w.write(0, w_to);
     cuda::GemmArgs args;
     args.x = x_to, args.w = w_to;
@@ -395,6 +399,49 @@ TEST(CudaGemmRange, GatesOnTheWay) {
   }
 }
 
+/// Rows as wide as each of the kernels takes them.
+TEST(CudaGemmRange, NormsOnTheWay) {
+  LACUNA_NEED_DEVICE();
+  const layout::Layout& l = layout::get(Id::f16);
+  for (const int64_t K : {37, 2100, 8200, 20000, 40001}) {
+    const int64_t N = 5, M = 3, stride = K + 7;
+    const Weight w(l, N, K, random_bytes(l, N, K, 15));
+    const auto values = random_values(M * stride, 16, 3), norm = random_values(K, 17), bias = random_values(K, 18);
+    const OnDevice<float> there(values), norm_there(norm), bias_there(bias);
+    const OnDevice<float> scale{static_cast<size_t>(M)}, y{static_cast<size_t>(M * N)};
+    const OnDevice<std::byte> x_tiles(size_t(cuda::operand_bytes(M, K))), w_tiles(size_t(cuda::operand_bytes(N, K)));
+    for (const bool by_mean : {false, true}) {
+      std::vector<float> x;
+      for (int64_t m = 0; m < M; ++m) {
+        const float* const row = values.data() + m * stride;
+        double mean = 0, squares = 0;
+        for (int64_t k = 0; k < K && by_mean; ++k) mean += row[k] / double(K);
+        for (int64_t k = 0; k < K; ++k) squares += std::pow(row[k] - mean, 2) / double(K);
+        for (int64_t k = 0; k < K; ++k)
+          x.push_back(
+              float((row[k] - mean) / std::sqrt(squares + 1e-5) * norm[size_t(k)] + (by_mean ? bias[size_t(k)] : 0)));
+      }
+      const cuda::Operand x_to = {x_tiles.data(), scale.data(), M, K}, w_to = {w_tiles.data(), w.scale.data(), N, K};
+      cuda::launch_gemm_inputs(device(), stream(),
+                               {.x = there.data(),
+                                .stride = stride,
+                                .norm = norm_there.data(),
+                                .norm_bias = by_mean ? bias_there.data() : nullptr,
+                                .eps = 1e-5f,
+                                .to = x_to});
+      w.write(0, w_to);
+      cuda::GemmArgs args;
+      args.x = x_to, args.w = w_to;
+      args.y = y.data(), args.stride = N;
+      cuda::launch_gemm(device(), stream(), args);
+      const auto got = y.values();
+      const Expected expected = expect(w, x, M, {});
+      // The norm's own f32 roundings are far below those to f16.
+      for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected.y[i], 1.01 * expected.bound[i]) << K;
+    }
+  }
+}
+
 TEST(CudaGemmRange, ErrorsSayWhatDoesNotRun) {
   LACUNA_NEED_DEVICE();
   const OnDevice<float> scale(size_t{256});
@@ -403,6 +450,8 @@ TEST(CudaGemmRange, ErrorsSayWhatDoesNotRun) {
   cuda::GemmArgs args;
   args.x = a, args.w = b;
   EXPECT_THROW(cuda::launch_gemm(device(), stream(), args), Error);
+  const cuda::Operand wide = {tiles.data(), scale.data(), 1, 65537};
+  EXPECT_THROW(cuda::launch_gemm_inputs(device(), stream(), {.to = wide}), Error);
   EXPECT_THROW(cuda::launch_gemm_weights(device(), stream(), layout::get(Id::zz4_k), {}, 3, a), Error);
   EXPECT_THROW(cuda::launch_gemm_weights(device(), stream(), layout::get(Id::f32), cuda::Columns{}, 0, a), Error);
 }

@@ -50,7 +50,8 @@ __device__ __forceinline__ float quad_sum(float v) {
 }
 
 template <int kD, int kKeys, int kStages>
-__global__ void __launch_bounds__(kThreads) attend_batch(const __grid_constant__ BatchAttentionArgs a) {
+__global__ void __launch_bounds__(kThreads, kD == 128 ? 3 : 1)
+    attend_batch(const __grid_constant__ BatchAttentionArgs a) {
   using Space = Shared<kD, kKeys, kStages>;
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ float factors[kRows];  // what scores of a row are multiplied with
@@ -80,28 +81,33 @@ __global__ void __launch_bounds__(kThreads) attend_batch(const __grid_constant__
   commit_copies();
 
   // Queries: a power of two brings a row's largest element to [2^10, 2^11), then two f16 hold 22 bits of it.
-  for (int r = warp; r < kRows; r += kWarps) {
-    const int64_t row = row0 + r;
-    float v[kD / 32];
-    uint32_t largest = 0;
+  constexpr int kAtOnce = 4;
+  for (int r0 = warp * (kRows / kWarps); r0 < (warp + 1) * (kRows / kWarps); r0 += kAtOnce) {
+    float v[kAtOnce][kD / 32];
 #pragma unroll
-    for (int i = 0; i < kD / 32; ++i) {
-      const int d = i * 32 + lane;
-      v[i] =
-          row < rows && d < D ? __ldcg(h.q + row / group * h.q_stride + (kv_head * group + row % group) * D + d) : 0.0f;
-      largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t row = row0 + r0 + i, token = row / group;
+      const float* const q = h.q + token * h.q_stride + (kv_head * group + (row - token * group)) * D;
+#pragma unroll
+      for (int j = 0; j < kD / 32; ++j) v[i][j] = row < rows && j * 32 + lane < D ? __ldcg(q + j * 32 + lane) : 0.0f;
     }
-    const int exponent = int(__reduce_max_sync(~0u, largest) >> 23);
-    const int clamped = exponent == 255 ? 137 : min(max(exponent, 27), 240);
-    const float up = __uint_as_float(uint32_t(264 - clamped) << 23),
-                down = __uint_as_float(uint32_t(clamped - 10) << 23);
-    if (lane == 0) factors[r] = down * a.scale * 1.44269504088896f;  // exponentials are powers of two
 #pragma unroll
-    for (int i = 0; i < kD / 32; ++i) {
-      const int d = i * 32 + lane, at = place<kD>(r, d / 8) + d % 8 * 2;
-      const __half top = __float2half_rn(v[i] * up);
-      *reinterpret_cast<__half*>(high + at) = top;
-      *reinterpret_cast<__half*>(low + at) = __float2half_rn(v[i] * up - __half2float(top));
+    for (int i = 0; i < kAtOnce; ++i) {
+      uint32_t largest = 0;
+#pragma unroll
+      for (const float value : v[i]) largest = max(largest, __float_as_uint(value) & 0x7fffffffu);
+      const int exponent = int(__reduce_max_sync(~0u, largest) >> 23);
+      const int clamped = exponent == 255 ? 137 : min(max(exponent, 27), 240);
+      const float up = __uint_as_float(uint32_t(264 - clamped) << 23);
+      const float down = __uint_as_float(uint32_t(clamped - 10) << 23);
+      if (lane == 0) factors[r0 + i] = down * a.scale * 1.44269504088896f;  // exponentials are powers of two
+#pragma unroll
+      for (int j = 0; j < kD / 32; ++j) {
+        const int d = j * 32 + lane, at = place<kD>(r0 + i, d / 8) + d % 8 * 2;
+        const __half top = __float2half_rn(v[i][j] * up);
+        *reinterpret_cast<__half*>(high + at) = top;
+        *reinterpret_cast<__half*>(low + at) = __float2half_rn(v[i][j] * up - __half2float(top));
+      }
     }
   }
   __syncthreads();
@@ -233,7 +239,7 @@ void launch_batch_attention(const Device& device, Stream& stream, const BatchAtt
   if (h.head_dim <= 64)
     launch<64, 64, 2>(device, stream, args);
   else if (h.head_dim <= 128)
-    launch<128, 64, 2>(device, stream, args);
+    launch<128, 32, 2>(device, stream, args);
   else
     launch<256, 32, 1>(device, stream, args);
 }

@@ -6,6 +6,7 @@ namespace {
 
 struct GemmZz4K {
   static constexpr int kCodeBytes = 128, kHeaderBytes = 16, kGroups = 8;
+  using Codes = uint32_t;
 
   /// Codes are read as 16 + code, a float without a conversion.
   static __device__ __forceinline__ ColumnScale scale(const std::byte* header, int group) {
@@ -18,8 +19,10 @@ struct GemmZz4K {
     const float s = d.x * float(scale);
     return {s, -d.y * float(min) - 16 * s};
   }
-  static __device__ __forceinline__ float weight(const std::byte* codes, int lane, int i, ColumnScale s) {
-    const uint32_t word = reinterpret_cast<const uint32_t*>(codes)[lane];
+  static __device__ __forceinline__ Codes codes(const std::byte* column, int lane) {
+    return reinterpret_cast<const uint32_t*>(column)[lane];
+  }
+  static __device__ __forceinline__ float weight(Codes word, int i, ColumnScale s) {
     const uint32_t code = 4 * i <= 19 ? word << (19 - 4 * i) : word >> (4 * i - 19);
     return fmaf(__uint_as_float(0x41800000u | (code & 0x780000u)), s.scale, s.offset);
   }

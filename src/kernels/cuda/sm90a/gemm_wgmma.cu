@@ -7,10 +7,10 @@
 namespace lacuna::cuda {
 namespace {
 
-constexpr int kGroups = 2, kThreads = kGroups * 128 + 32, kStages = 3, kStageBytes = 2 * kTileBytes;
+constexpr int kGroups = 2, kThreads = kGroups * 128 + 32, kStages = 6, kStageBytes = 2 * kTileBytes;
 constexpr int kTileAlign = 1024;  // of swizzled matrices
 
-__global__ void __launch_bounds__(kThreads, 2) gemm_wgmma(const __grid_constant__ GemmParams p) {
+__global__ void __launch_bounds__(kThreads, 1) gemm_wgmma(const __grid_constant__ GemmParams p) {
   extern __shared__ std::byte shared[];
   __shared__ uint64_t full[kStages], empty[kStages];
   std::byte* const stages = shared + (kTileAlign - shared_address(shared) % kTileAlign) % kTileAlign;
@@ -57,11 +57,8 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_wgmma(const __grid_constant_
   for (int half = 0; half < 2; ++half) {
     const int m = int(blockIdx.x) * kTileRows + group * 64 + 16 * warp + 8 * half + lane / 4;
     if (m >= p.M) continue;
-    const float scale = __ldcg(p.x_scale + m);
-#pragma unroll
-    for (int j = 0; j < 16; ++j)
-      store_pair(p, m, int(blockIdx.y) * kTileRows + 8 * j + lane % 4 * 2, scale,
-                 make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]));
+    store_row<16>(p, m, int(blockIdx.y) * kTileRows + lane % 4 * 2,
+                  [&](int j) { return make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]); });
   }
 }
 
