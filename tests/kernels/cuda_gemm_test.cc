@@ -41,26 +41,35 @@ std::vector<float> random_values(int64_t count, uint64_t seed, double scale = 1)
   return out;
 }
 
-/// Where a canonical block has its f16 scales and its codes.
+/// Where a canonical block has its f16 scales and its codes. zz8: a superblock is eight blocks.
 struct Fields {
   std::vector<size_t> halves;
   size_t codes_begin, codes_end;
+  int64_t bytes;  // of a block
 };
 Fields fields(Id id) {
+  const int64_t bytes = layout::get(id).block_bytes;
   switch (id) {
     case Id::q4_0:
-      return {{0}, 2, 18};
+      return {{0}, 2, 18, bytes};
     case Id::q8_0:
-      return {{0}, 2, 34};
+    case Id::zz8:
+      return {{0}, 2, 34, 34};
+    case Id::zz2_k:
+      return {{80, 82}, 16, 80, bytes};
     case Id::q3_K:
-      return {{108}, 0, 96};
+    case Id::zz3_k:
+      return {{108}, 0, 96, bytes};
     case Id::q4_K:
     case Id::zz4_k:
-      return {{0, 2}, 16, 144};
+      return {{0, 2}, 16, 144, bytes};
+    case Id::zz5_k:
+      return {{0, 2}, 16, 176, bytes};
     case Id::q6_K:
-      return {{208}, 0, 192};
+    case Id::zz6_k:
+      return {{208}, 0, 192, bytes};
     default:
-      return {{}, 0, 0};
+      return {{}, 0, 0, bytes};
   }
 }
 
@@ -74,7 +83,7 @@ std::vector<std::byte> random_bytes(const layout::Layout& l, int64_t N, int64_t 
   };
   if (!fields(l.id).halves.empty()) {
     for (std::byte& byte : bytes) byte = std::byte(rng.next() >> 56);
-    for (size_t at = 0; at < bytes.size(); at += size_t(l.block_bytes))
+    for (size_t at = 0; at < bytes.size(); at += size_t(fields(l.id).bytes))
       for (const size_t offset : fields(l.id).halves) put_half(at + offset, rng.normal() * size);
     return bytes;
   }
@@ -97,16 +106,18 @@ std::vector<float> decode(const layout::Layout& l, int64_t N, int64_t K, const s
   return out;
 }
 
-/// The largest weight that a place's scales allow.
+/// The largest weight that a place's scales allow; codes of all zeros and all ones are its ends (q8_0's -1: 1 / 128 of
+/// that).
 std::vector<float> magnitudes(const layout::Layout& l, int64_t N, int64_t K, std::vector<std::byte> bytes) {
   const Fields f = fields(l.id);
   std::vector<float> out;
   for (const int code : {0, 255}) {
-    for (size_t at = 0; at < bytes.size() && f.codes_end > 0; at += size_t(l.block_bytes))
+    for (size_t at = 0; at < bytes.size() && f.codes_end > 0; at += size_t(f.bytes))
       std::memset(&bytes[at + f.codes_begin], code, f.codes_end - f.codes_begin);
     const auto end = decode(l, N, K, bytes);
     out.resize(end.size());
-    for (size_t i = 0; i < end.size(); ++i) out[i] = std::max(out[i], std::abs(end[i]));
+    const float size = l.id == Id::q8_0 || l.id == Id::zz8 ? 128 : 1;
+    for (size_t i = 0; i < end.size(); ++i) out[i] = std::max(out[i], std::abs(end[i]) * size);
   }
   return out;
 }
@@ -248,7 +259,7 @@ std::vector<GemmKernel> kernels_here() {
 class CudaGemm : public testing::TestWithParam<Id> {};
 INSTANTIATE_TEST_SUITE_P(Layouts, CudaGemm,
                          testing::Values(Id::f32, Id::f16, Id::bf16, Id::q4_0, Id::q8_0, Id::q3_K, Id::q4_K, Id::q6_K,
-                                         Id::zz4_k),
+                                         Id::zz2_k, Id::zz3_k, Id::zz4_k, Id::zz5_k, Id::zz6_k, Id::zz8),
                          [](const auto& test) { return std::string(layout::get(test.param).name); });
 
 std::vector<int64_t> widths(const layout::Layout& l) {

@@ -20,7 +20,12 @@
 #include "kernels/cuda/prepared.h"
 #include "kernels/cuda_support.h"
 #include "kernels/support.h"
+#include "layout/q2_K.h"
+#include "layout/q3_K.h"
 #include "layout/q4_K.h"
+#include "layout/q5_K.h"
+#include "layout/q6_K.h"
+#include "layout/q8_0.h"
 #include "layout/six_bit.h"
 #include "layout/zigzag.h"
 
@@ -37,31 +42,103 @@ using test::CudaTest;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
 
+// ---- superblocks of each layout: random ones, or `integers`: of small whole numbers ----
+
+struct Draw {
+  Rng& rng;
+  bool integers;
+
+  f16 scale() const { return to_f16(integers ? 1.0f : float(rng.normal() * 0.01)); }
+  uint8_t byte() const { return uint8_t(rng.next() >> 56); }
+  /// A group's scale or min, of so many bits.
+  uint8_t small_scale(int bits) const { return uint8_t(integers ? 1 + rng.below(2) : rng.below(uint64_t{1} << bits)); }
+  uint8_t small_min(int bits) const {
+    return uint8_t(integers ? rng.below(bits < 6 ? 3 : 4) : rng.below(uint64_t{1} << bits));
+  }
+  /// -2, -1, 1 or 2, or `bits` random ones.
+  int signed_scale(int bits) const {
+    if (integers) return int(1 + rng.below(2)) * (rng.below(2) == 0 ? -1 : 1);
+    return int(rng.below(uint64_t{1} << bits)) - (1 << (bits - 1));
+  }
+};
+
+void draw(const Draw& from, layout::Q2KBlock& block) {
+  block.d = from.scale(), block.dmin = from.scale();
+  for (uint8_t& byte : block.scale_min) byte = uint8_t(from.small_scale(4) | from.small_min(4) << 4);
+  for (uint8_t& code : block.code) code = from.byte();
+}
+void draw(const Draw& from, layout::Q3KBlock& block) {
+  block.d = from.scale();
+  std::memset(block.scale, 0, sizeof(block.scale));
+  for (int s = 0; s < 16; ++s) {
+    const int bits = from.signed_scale(6) + 32;
+    block.scale[s % 8] |= uint8_t((bits & 15) << (s / 8 * 4));
+    block.scale[8 + s % 4] |= uint8_t((bits >> 4) << (s / 4 * 2));
+  }
+  for (uint8_t& code : block.low) code = from.byte();
+  for (uint8_t& code : block.high) code = from.byte();
+}
+void draw_six_bit(const Draw& from, uint8_t* packed) {
+  uint8_t scale[8], min[8];
+  for (int g = 0; g < 8; ++g) scale[g] = from.small_scale(6), min[g] = from.small_min(6);
+  layout::pack_six_bit(scale, min, packed);
+}
+void draw(const Draw& from, layout::Q4KBlock& block) {
+  block.d = from.scale(), block.dmin = from.scale();
+  draw_six_bit(from, block.scale_min);
+  for (uint8_t& code : block.code) code = from.byte();
+}
+void draw(const Draw& from, layout::Q5KBlock& block) {
+  block.d = from.scale(), block.dmin = from.scale();
+  draw_six_bit(from, block.scale_min);
+  for (uint8_t& code : block.low) code = from.byte();
+  for (uint8_t& code : block.high) code = from.byte();
+}
+void draw(const Draw& from, layout::Q6KBlock& block) {
+  block.d = from.scale();
+  for (int8_t& scale : block.scale) scale = int8_t(from.signed_scale(8));
+  for (uint8_t& code : block.low) code = from.byte();
+  for (uint8_t& code : block.high) code = from.byte();
+}
+/// Whole numbers of eight bits whose sums of eight f16 holds: small ones in every other block, else multiples of 8.
+void draw(const Draw& from, layout::Q8_0Block (&blocks)[8]) {
+  for (int g = 0; g < 8; ++g) {
+    blocks[g].scale = from.integers ? to_f16(float(from.small_scale(0))) : from.scale();
+    for (int8_t& code : blocks[g].code) {
+      code = int8_t(from.byte());
+      if (from.integers) code = int8_t(g % 2 == 0 ? code % 32 : code & ~7);
+    }
+  }
+}
+
 struct Weight {
   std::vector<std::byte> bytes;
   std::vector<float> decoded;  // [N, K]
   WeightView view;
 };
 
+template <class Block>
+void draw_all(const Draw& from, std::vector<std::byte>& bytes) {
+  for (size_t at = 0; at < bytes.size(); at += sizeof(Block)) {
+    Block block;
+    draw(from, block);
+    std::memcpy(&bytes[at], &block, sizeof(Block));
+  }
+}
+
 /// integers: weights are small whole numbers, so that with small whole inputs every sum is exact in f16 and f32.
-Weight make_weight(Shape shape, int64_t tile_rows, uint64_t seed, bool integers) {
-  const layout::Layout& l = layout::get(Id::zz4_k);
+Weight make_weight(Id id, Shape shape, int64_t tile_rows, uint64_t seed, bool integers) {
+  const layout::Layout& l = layout::get(id);
   Weight w;
   w.bytes.resize(size_t(l.size_bytes(shape)));
   Rng rng(seed);
-  for (size_t at = 0; at < w.bytes.size(); at += sizeof(layout::Q4KBlock)) {
-    layout::Q4KBlock block;
-    uint8_t scale[8], min[8];
-    for (int g = 0; g < 8; ++g) {
-      scale[g] = uint8_t(integers ? 1 + rng.below(2) : rng.below(64));
-      min[g] = uint8_t(integers ? rng.below(4) : rng.below(64));
-    }
-    layout::pack_six_bit(scale, min, block.scale_min);
-    block.d = to_f16(integers ? 1.0f : float(rng.normal() * 0.01));
-    block.dmin = to_f16(integers ? 1.0f : float(rng.normal() * 0.01));
-    for (uint8_t& code : block.code) code = uint8_t(rng.next() >> 56);
-    std::memcpy(&w.bytes[at], &block, sizeof(block));
-  }
+  const Draw from{rng, integers};
+  if (id == Id::zz2_k) draw_all<layout::Q2KBlock>(from, w.bytes);
+  if (id == Id::zz3_k) draw_all<layout::Q3KBlock>(from, w.bytes);
+  if (id == Id::zz4_k) draw_all<layout::Q4KBlock>(from, w.bytes);
+  if (id == Id::zz5_k) draw_all<layout::Q5KBlock>(from, w.bytes);
+  if (id == Id::zz6_k) draw_all<layout::Q6KBlock>(from, w.bytes);
+  if (id == Id::zz8) draw_all<layout::Q8_0Block[8]>(from, w.bytes);
   w.decoded.resize(size_t(shape.N * shape.K));
   layout::decode_zigzag(l, shape, {tile_rows}, w.bytes, 0, shape.N, w.decoded.data());
   w.view = {"w", &l, shape, w.bytes, {}, {tile_rows}};
@@ -109,7 +186,8 @@ std::vector<int> segment_counts(int64_t K) {
   return {least, least + 1, least + 6};
 }
 
-class CudaGemv : public CudaTest {
+/// Of each zigzag layout.
+class CudaGemv : public CudaTest, public testing::WithParamInterface<Id> {
  protected:
   struct Loaded {
     cuda::PreparedGroup group;
@@ -183,7 +261,7 @@ class CudaGemv : public CudaTest {
 
   std::vector<GemvPlan> plans(int64_t K) {
     std::vector<GemvPlan> out;
-    for (GemvPlan plan : cuda::kernel_plans(layout::get(Id::zz4_k)))
+    for (GemvPlan plan : cuda::kernel_plans(layout::get(GetParam())))
       for (const int segments : segment_counts(K)) {
         plan.segments = segments;
         plan.early_headers = segments % 2 == 0 ? 1 : 0;
@@ -209,10 +287,10 @@ class CudaGemv : public CudaTest {
 };
 
 // A column that is left out, read twice or taken with another one's scale changes a whole number.
-TEST_F(CudaGemv, ExactOnWholeNumbers) {
+TEST_P(CudaGemv, ExactOnWholeNumbers) {
   for (const int64_t N : {1, 31, 256, 257, 1000}) {
     for (const int64_t K : {1, 2, 15, 16, 17, 33, 255, 1025}) {
-      const Weight w = make_weight({N, K}, N % 2 == 0 ? 0 : 256, uint64_t(N * 10000 + K), true);
+      const Weight w = make_weight(GetParam(), {N, K}, N % 2 == 0 ? 0 : 256, uint64_t(N * 10000 + K), true);
       const Loaded there = load(w.view);
       const std::vector<float> x = whole_inputs(K, uint64_t(K));
       in_every_way(there, x, 1.5f,
@@ -226,9 +304,9 @@ TEST_F(CudaGemv, ExactOnWholeNumbers) {
   }
 }
 
-TEST_F(CudaGemv, ExactOnWholeNumbersOfALayer) {
+TEST_P(CudaGemv, ExactOnWholeNumbersOfALayer) {
   for (const Shape shape : {Shape{512, 4096}, Shape{300, 11008}}) {
-    const Weight w = make_weight(shape, 256, 3, true);
+    const Weight w = make_weight(GetParam(), shape, 256, 3, true);
     const Loaded there = load(w.view);
     const std::vector<float> x = whole_inputs(shape.K, 4);
     in_every_way(there, x, 1.5f,
@@ -240,29 +318,92 @@ TEST_F(CudaGemv, ExactOnWholeNumbersOfALayer) {
   }
 }
 
-/// What rounding may do. A factor |x d| s is rounded to f16 twice (2^-11 each). Of eight products the first goes
-/// through at most eight roundings to f16, 2^-11 of the partial sum each, or, where that is less than f16's least,
-/// through as many of 2^-25 of the chunk's unit, which is at most 2^24 * largest / 2^8. The rest is f32.
-double bound(const Weight& w, const std::vector<float>& x, const std::vector<int32_t>& active, int64_t n) {
-  const layout::ZigzagMap map(w.view.shape, w.view.params);
-  double products = 0, mins = 0, largest = 0;
-  for (const int32_t k : active) {
-    layout::Q4KBlock block;
-    std::memcpy(&block, w.bytes.data() + map.index(n / 256, k) * int64_t(sizeof(block)), sizeof(block));
-    const layout::ScaleMin packed = layout::unpack_six_bit(block.scale_min, int(n % 256 / 32));
-    const double x_d = std::fabs(double(x[size_t(k)]) * double(to_float(block.d)));
-    products += 15 * x_d * packed.scale;
-    mins += std::fabs(double(x[size_t(k)]) * double(to_float(block.dmin))) * packed.min;
-    largest = std::max(largest, x_d);
-  }
-  const double count = double(active.size()) + 8;
-  return products * (2 * 0x1p-11 + 8 * 0x1p-11) * 1.01 + count * largest * 0x1p-9 +
-         (products + mins) * (count + 16) * 0x1p-24 + 1e-37;
+/// Of the weights of one superblock and output, what the bound needs.
+struct Scales {
+  double size = 0;   // what factors are made relative to: |d|; zz8: the largest scale
+  double scale = 0;  // weight = scale * (code - zero) - min
+  double min = 0;
+};
+struct Codes {
+  double largest = 0, zero = 0;  // of what is multiplied, and of that the code of a weight of zero
+  int top = 0;                   // sizes are brought below 2^(top + 1)
+  double unit = 0;               // what a code of one is multiplied as
+};
+
+Codes codes_of(Id id) {
+  if (id == Id::zz2_k) return {3, 0, 10, 0x1p-24};
+  if (id == Id::zz3_k) return {7, 4, 9, 0x1p-24};
+  if (id == Id::zz4_k) return {15, 0, 8, 0x1p-24};
+  if (id == Id::zz5_k) return {31, 0, 8, 0x1p-24};
+  if (id == Id::zz6_k) return {63, 32, 7, 0x1p-24};
+  return {128, 0, 4, 1};
 }
 
-TEST_F(CudaGemv, WithinWhatRoundingMayDo) {
+Scales scales_of(Id id, const std::byte* superblock, int64_t n) {
+  const auto six_bit = [&](const auto& block) -> Scales {
+    const layout::ScaleMin packed = layout::unpack_six_bit(block.scale_min, int(n / 32));
+    const double d = double(to_float(block.d));
+    return {std::fabs(d), d * packed.scale, double(to_float(block.dmin)) * packed.min};
+  };
+  const auto read = [&]<class Block>(Block block) {
+    std::memcpy(&block, superblock, sizeof(block));
+    return block;
+  };
+  const int64_t s = n / 16;
+  if (id == Id::zz2_k) {
+    const auto block = read(layout::Q2KBlock());
+    const double d = double(to_float(block.d));
+    return {std::fabs(d), d * (block.scale_min[s] & 15), double(to_float(block.dmin)) * (block.scale_min[s] >> 4)};
+  }
+  if (id == Id::zz3_k) {
+    const auto block = read(layout::Q3KBlock());
+    const int bits = (block.scale[s % 8] >> (s / 8 * 4) & 15) | (block.scale[8 + s % 4] >> (s / 4 * 2) & 3) << 4;
+    const double d = double(to_float(block.d));
+    return {std::fabs(d), d * (bits - 32), 0};
+  }
+  if (id == Id::zz4_k) return six_bit(read(layout::Q4KBlock()));
+  if (id == Id::zz5_k) return six_bit(read(layout::Q5KBlock()));
+  if (id == Id::zz6_k) {
+    const auto block = read(layout::Q6KBlock());
+    const double d = double(to_float(block.d));
+    return {std::fabs(d), d * block.scale[s], 0};
+  }
+  Scales out;
+  for (int64_t g = 0; g < 8; ++g) {
+    layout::Q8_0Block block;
+    std::memcpy(&block, superblock + g * int64_t(sizeof(block)), sizeof(block));
+    const double scale = double(to_float(block.scale));
+    out.size = std::max(out.size, std::fabs(scale));
+    if (g == n / 32) out.scale = scale;
+  }
+  return out;
+}
+
+/// What rounding may do. A factor x * scale is rounded to f16 at most twice (2^-11 each, of code - zero, which is at
+/// most the largest code; or, below f16's normal numbers, 2^-25 each). Of eight products the first goes through at most
+/// eight roundings to f16, 2^-11 of the partial sum each, or, where that is less than f16's least, through as many of
+/// 2^-25. The chunk's unit, by which a factor is too large, is at most its largest size / 2^top. The rest is f32.
+double bound(const Weight& w, const std::vector<float>& x, const std::vector<int32_t>& active, int64_t n) {
+  const layout::ZigzagMap map(w.view.shape, w.view.params);
+  const Codes codes = codes_of(w.view.layout->id);
+  double products = 0, mins = 0, largest = 0;
+  for (const int32_t k : active) {
+    const Scales scales =
+        scales_of(w.view.layout->id, w.bytes.data() + map.index(n / 256, k) * w.view.layout->block_bytes, n % 256);
+    const double size = std::fabs(double(x[size_t(k)]));
+    products += codes.largest * size * std::fabs(scales.scale);
+    mins += size * (std::fabs(scales.min) + codes.zero * std::fabs(scales.scale));
+    largest = std::max(largest, size * scales.size);
+  }
+  const double count = double(active.size()) + 8, unit = largest * std::exp2(-codes.top);
+  const double least = 0x1p-25 * unit * (1 / codes.unit + codes.largest * (std::exp2(14 - codes.top) + 1));
+  return products * (2 * 0x1p-11 + 8 * 0x1p-11) * 1.01 + count * least + (products + mins) * (count + 16) * 0x1p-24 +
+         1e-37;
+}
+
+TEST_P(CudaGemv, WithinWhatRoundingMayDo) {
   for (const Shape shape : {Shape{300, 40}, Shape{256, 1000}, Shape{700, 3000}}) {
-    const Weight w = make_weight(shape, 256, uint64_t(shape.K), false);
+    const Weight w = make_weight(GetParam(), shape, 256, uint64_t(shape.K), false);
     const Loaded there = load(w.view);
     for (const float size : {0.0f, 1e-36f, 1e-20f, 1.0f, 1e20f}) {
       std::vector<float> x = random_inputs(shape.K, 5);
@@ -290,8 +431,8 @@ TEST_F(CudaGemv, WithinWhatRoundingMayDo) {
 }
 
 // RECIPES 16: sums past f16's range.
-TEST_F(CudaGemv, LargeInputsOfOneAndOfAlternatingSign) {
-  const Weight w = make_weight({256, 64}, 0, 6, false);
+TEST_P(CudaGemv, LargeInputsOfOneAndOfAlternatingSign) {
+  const Weight w = make_weight(GetParam(), {256, 64}, 0, 6, false);
   const Loaded there = load(w.view);
   for (const bool alternating : {false, true}) {
     std::vector<float> x(64, 0.0f);
@@ -306,9 +447,9 @@ TEST_F(CudaGemv, LargeInputsOfOneAndOfAlternatingSign) {
 }
 
 // RECIPES 25: how many count, and which.
-TEST_F(CudaGemv, EveryActiveCount) {
+TEST_P(CudaGemv, EveryActiveCount) {
   for (const int64_t K : {17, 40, 1100}) {
-    const Weight w = make_weight({256, K}, 0, 7, true);
+    const Weight w = make_weight(GetParam(), {256, K}, 0, 7, true);
     const Loaded there = load(w.view);
     for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{15}, int64_t{16}, int64_t{17}, K - 1, K}) {
       Rng rng{uint64_t(count)};
@@ -327,8 +468,8 @@ TEST_F(CudaGemv, EveryActiveCount) {
   }
 }
 
-TEST_F(CudaGemv, EqualToTheThresholdCountsAndSoDoesMinusZeroAtZero) {
-  const Weight w = make_weight({256, 8}, 0, 8, true);
+TEST_P(CudaGemv, EqualToTheThresholdCountsAndSoDoesMinusZeroAtZero) {
+  const Weight w = make_weight(GetParam(), {256, 8}, 0, 8, true);
   const Loaded there = load(w.view);
   const std::vector<float> x = {1, -1, std::nextafter(1.0f, 0.0f), 0.0f, -0.0f, 2, -2, 0.5f};
   for (const GemvPlan& plan : plans(8)) {
@@ -346,9 +487,9 @@ TEST_F(CudaGemv, EqualToTheThresholdCountsAndSoDoesMinusZeroAtZero) {
   }
 }
 
-TEST_F(CudaGemv, NormsDecideWithTheInputs) {
+TEST_P(CudaGemv, NormsDecideWithTheInputs) {
   for (const int64_t K : {8, 1500}) {
-    const Weight w = make_weight({256, K}, 0, 8, true);
+    const Weight w = make_weight(GetParam(), {256, K}, 0, 8, true);
     const Loaded there = load(w.view);
     const std::vector<float> x = whole_inputs(K, 31);
     std::vector<float> norms(static_cast<size_t>(K)), sizes = x;
@@ -365,9 +506,9 @@ TEST_F(CudaGemv, NormsDecideWithTheInputs) {
   }
 }
 
-TEST_F(CudaGemv, TakesTheGateOfItsInputs) {
+TEST_P(CudaGemv, TakesTheGateOfItsInputs) {
   for (const int64_t K : {40, 1100}) {
-    const Weight w = make_weight({300, K}, 0, 41, false);
+    const Weight w = make_weight(GetParam(), {300, K}, 0, 41, false);
     const Loaded there = load(w.view);
     const std::vector<float> gate = random_inputs(K, 42), up = random_inputs(K, 43);
     std::vector<float> x = gate;
@@ -404,8 +545,8 @@ TEST_F(CudaGemv, TakesTheGateOfItsInputs) {
   }
 }
 
-TEST_F(CudaGemv, NonFiniteInputsShow) {
-  const Weight w = make_weight({256, 70}, 0, 9, false);
+TEST_P(CudaGemv, NonFiniteInputsShow) {
+  const Weight w = make_weight(GetParam(), {256, 70}, 0, 9, false);
   const Loaded there = load(w.view);
   for (const float bad : {kNan, kInf, -kInf, 1e38f}) {
     std::vector<float> x = random_inputs(70, 10);
@@ -417,8 +558,8 @@ TEST_F(CudaGemv, NonFiniteInputsShow) {
   }
 }
 
-TEST_F(CudaGemv, AThousandTokensInAFixedOrderAreTheSameBits) {
-  const Weight w = make_weight({1000, 4096}, 256, 11, false);
+TEST_P(CudaGemv, AThousandTokensInAFixedOrderAreTheSameBits) {
+  const Weight w = make_weight(GetParam(), {1000, 4096}, 256, 11, false);
   const Loaded there = load(w.view);
   const cuda::Buffer x = to_device(random_inputs(4096, 12));
   const size_t outputs = size_t(there.group.rows * 256);
@@ -447,21 +588,26 @@ TEST_F(CudaGemv, AThousandTokensInAFixedOrderAreTheSameBits) {
   }
 }
 
-TEST_F(CudaGemv, SeventyThousandOutputsAndOffsetsPastTwoGib) {
-  constexpr int64_t kRows = 274, K = 65536, kColumn = 128;  // 70,144 outputs, 2.3e9 bytes of codes
-  const Weight w = make_weight({256, K}, 0, 13, true);
+TEST_P(CudaGemv, SeventyThousandOutputsAndOffsetsPastTwoGib) {
+  // 70,144 outputs or more, 2.3e9 bytes of codes or more.
+  constexpr int64_t K = 65536;
+  const cuda::ColumnForm& form = cuda::column_form(layout::get(GetParam()));
+  const int64_t rows = std::max<int64_t>(274, 274 * 128 / form.code_bytes);
+  const Weight w = make_weight(GetParam(), {256, K}, 0, 13, true);
   const Loaded row = load(w.view);
-  if (device().free_bytes() < (kRows * K + 7) * (kColumn + 16)) GTEST_SKIP() << "SKIPPED: the card is too small";
-  cuda::Buffer codes(device(), (kRows * K + 7) * kColumn, "codes"), headers(device(), kRows * K * 16, "headers");
+  if (device().free_bytes() < (rows * K + 7) * (form.code_bytes + form.header_bytes))
+    GTEST_SKIP() << "SKIPPED: the card is too small";
+  cuda::Buffer codes(device(), (rows * K + 7) * form.code_bytes, "codes");
+  cuda::Buffer headers(device(), rows * K * form.header_bytes, "headers");
   codes.fill(0), headers.fill(0);  // rows of zeros but the last
-  codes.upload(row.group.codes.bytes(), (kRows - 1) * K * kColumn);
-  headers.upload(row.group.headers.bytes(), (kRows - 1) * K * 16);
+  codes.upload(row.group.codes.bytes(), (rows - 1) * K * form.code_bytes);
+  headers.upload(row.group.headers.bytes(), (rows - 1) * K * form.header_bytes);
   const std::vector<float> x = whole_inputs(K, 14);
   const cuda::Buffer x_there = to_device(x);
   for (const Inputs inputs : {Inputs::dense, Inputs::threshold}) {
-    const cuda::Buffer y = to_device(std::vector<float>(size_t(kRows * 256), 0.0f));
+    const cuda::Buffer y = to_device(std::vector<float>(size_t(rows * 256), 0.0f));
     GemvArgs args;
-    args.weights = {codes.data(), headers.data(), kRows, K};
+    args.weights = {codes.data(), headers.data(), rows, K};
     args.inputs = inputs;
     args.x = x_there.as<float>();
     args.threshold = 1.5f;
@@ -471,14 +617,13 @@ TEST_F(CudaGemv, SeventyThousandOutputsAndOffsetsPastTwoGib) {
     stream().synchronize();
     const std::vector<float> result = to_host<float>(y);
     const std::vector<double> expected = reference(w, x, inputs == Inputs::dense ? every(K) : active_of(x, 1.5f));
-    for (int64_t n = 0; n < (kRows - 1) * 256; ++n) ASSERT_EQ(result[size_t(n)], 0.0f) << n;
-    for (int64_t n = 0; n < 256; ++n)
-      ASSERT_EQ(double(result[size_t((kRows - 1) * 256 + n)]), expected[size_t(n)]) << n;
+    for (int64_t n = 0; n < (rows - 1) * 256; ++n) ASSERT_EQ(result[size_t(n)], 0.0f) << n;
+    for (int64_t n = 0; n < 256; ++n) ASSERT_EQ(double(result[size_t((rows - 1) * 256 + n)]), expected[size_t(n)]) << n;
   }
 }
 
-TEST_F(CudaGemv, RefusesPlansThatNoKernelHas) {
-  const Weight w = make_weight({256, 4096}, 0, 15, true);
+TEST_P(CudaGemv, RefusesPlansThatNoKernelHas) {
+  const Weight w = make_weight(GetParam(), {256, 4096}, 0, 15, true);
   const Loaded there = load(w.view);
   const std::vector<float> x(4096, 1.0f);
   const layout::Layout& l = *there.group.layout;
@@ -493,6 +638,10 @@ TEST_F(CudaGemv, RefusesPlansThatNoKernelHas) {
   plan.chunk = 7;
   EXPECT_THROW(cuda::launch_gemv(device(), stream(), l, plan, args), Error);
 }
+
+INSTANTIATE_TEST_SUITE_P(EachLayout, CudaGemv,
+                         testing::Values(Id::zz2_k, Id::zz3_k, Id::zz4_k, Id::zz5_k, Id::zz6_k, Id::zz8),
+                         [](const auto& of) { return std::string(layout::get(of.param).name); });
 
 class CudaDevice : public CudaTest {};
 

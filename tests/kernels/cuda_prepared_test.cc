@@ -2,6 +2,8 @@
 // device needed.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -26,30 +28,88 @@ std::vector<std::byte> random_bytes(const layout::Layout& l, Shape shape, uint64
   std::vector<std::byte> bytes(size_t(l.size_bytes(shape)));
   Rng rng(seed);
   for (std::byte& byte : bytes) byte = std::byte(rng.next() >> 56);
-  for (size_t at = 0; at < bytes.size(); at += size_t(l.block_bytes)) {  // finite scales
-    const f16 d = to_f16(float(rng.normal())), dmin = to_f16(float(rng.normal()));
-    std::memcpy(&bytes[at], &d, 2);
-    std::memcpy(&bytes[at + 2], &dmin, 2);
+  // Finite scales: zz8 has one before each 32 codes, the others one or two at the start or the end.
+  const int64_t step = l.id == Id::zz8 ? 34 : l.block_bytes;
+  for (size_t at = 0; at < bytes.size(); at += size_t(step)) {
+    for (const int64_t place :
+         l.id == Id::zz8 ? std::vector<int64_t>{0} : std::vector<int64_t>{0, 2, step - 4, step - 2}) {
+      const f16 scale = to_f16(float(rng.normal()));
+      std::memcpy(&bytes[at + size_t(place)], &scale, 2);
+    }
   }
   return bytes;
 }
 
-/// A weight of zz4_k read back by what prepared.h says.
-float value_zz4_k(const cuda::PreparedGroup& group, int64_t r, int64_t k, int n) {
-  const int64_t column = r * group.K + k;
-  const auto* header = reinterpret_cast<const uint8_t*>(group.headers.data() + column * 16);
-  f16 d, dmin;
-  std::memcpy(&d, header, 2);
-  std::memcpy(&dmin, header + 2, 2);
-  const layout::ScaleMin packed = layout::unpack_six_bit(header + 4, n / 32);
-  uint32_t word;
-  std::memcpy(&word, group.codes.data() + column * 128 + n / 8 * 4, 4);
-  const float scale = to_float(d) * float(packed.scale), min = to_float(dmin) * float(packed.min);
-  return scale * float(word >> (4 * (n % 8)) & 15) - min;
-}
+/// A weight read back by what prepared.h says.
+class Reader {
+ public:
+  Reader(const cuda::PreparedGroup& group, int64_t r, int64_t k) {
+    const cuda::ColumnForm& form = cuda::column_form(*group.layout);
+    const int64_t column = r * group.K + k;
+    id_ = group.layout->id;
+    codes_ = reinterpret_cast<const uint8_t*>(group.codes.data() + column * form.code_bytes);
+    header_ = reinterpret_cast<const uint8_t*>(group.headers.data() + column * form.header_bytes);
+  }
 
-TEST(CudaPrepared, HoldsTheWeightsOfEveryShapeAndTile) {
-  const layout::Layout& l = layout::get(Id::zz4_k);
+  float value(int n) const {
+    const int s = n / 16;
+    switch (id_) {
+      case Id::zz2_k:
+        return scale(16) * float(header_[s] & 15) * float(pair(n)) - scale(18) * float(header_[s] >> 4);
+      case Id::zz3_k: {
+        const int bits = (header_[s % 8] >> (s / 8 * 4) & 15) | (header_[8 + s % 4] >> (s / 4 * 2) & 3) << 4;
+        return scale(12) * float(bits - 32) * float((pair(n) | bit(64, n, {0, 4, 1, 5, 2, 6, 3, 7}) << 2) - 4);
+      }
+      case Id::zz4_k:
+        return affine(n, nibble(n));
+      case Id::zz5_k:
+        return affine(n, nibble(n) | bit(128, n, {0, 4, 2, 6, 1, 5, 3, 7}) << 4);
+      case Id::zz6_k: {
+        uint16_t high;
+        std::memcpy(&high, codes_ + 128 + n / 8 * 2, 2);
+        const int at = place({0, 2, 1, 3, 4, 6, 5, 7}, n);
+        return scale(16) * float(int8_t(header_[s])) * float((nibble(n) | (high >> (2 * at) & 3) << 4) - 32);
+      }
+      default:  // zz8
+        return scale(n / 32 * 2) * float(codes_[n / 8 * 8 + place({0, 1, 4, 5, 2, 3, 6, 7}, n)] - 128);
+    }
+  }
+
+ private:
+  using Order = std::array<int, 8>;
+  /// Where output n is among the eight of its lane.
+  static int place(const Order& order, int n) {
+    return int(std::find(order.begin(), order.end(), n % 8) - order.begin());
+  }
+  float scale(int at) const {
+    f16 v;
+    std::memcpy(&v, header_ + at, 2);
+    return to_float(v);
+  }
+  int nibble(int n) const {
+    uint32_t word;
+    std::memcpy(&word, codes_ + n / 8 * 4, 4);
+    return int(word >> (4 * (n % 8)) & 15);
+  }
+  int pair(int n) const {
+    uint16_t word;
+    std::memcpy(&word, codes_ + n / 8 * 2, 2);
+    return word >> (2 * (n % 8)) & 3;
+  }
+  int bit(int at, int n, const Order& order) const { return codes_[at + n / 8] >> place(order, n) & 1; }
+  float affine(int n, int code) const {
+    const layout::ScaleMin packed = layout::unpack_six_bit(header_ + 4, n / 32);
+    return scale(0) * float(packed.scale) * float(code) - scale(2) * float(packed.min);
+  }
+
+  Id id_;
+  const uint8_t *codes_, *header_;
+};
+
+class CudaPreparedLayouts : public testing::TestWithParam<Id> {};
+
+TEST_P(CudaPreparedLayouts, HoldTheWeightsOfEveryShapeAndTile) {
+  const layout::Layout& l = layout::get(GetParam());
   for (const int64_t N : {1, 255, 256, 257, 1000}) {
     for (const int64_t K : {1, 17, 600}) {
       for (const int64_t tile_rows : {0, 256, 512}) {
@@ -63,14 +123,19 @@ TEST(CudaPrepared, HoldsTheWeightsOfEveryShapeAndTile) {
         for (int64_t r = 0; r < group.rows; ++r) {
           for (int64_t k = 0; k < K; ++k) {
             layout::decode_zigzag_superblock(l, shape, {tile_rows}, bytes, r, k, w.data());
+            const Reader column(group, r, k);
             for (int n = 0; n < 256 && r * 256 + n < N; ++n)
-              ASSERT_EQ(value_zz4_k(group, r, k, n), w[size_t(n)]) << N << " " << K << " " << tile_rows;
+              ASSERT_EQ(column.value(n), w[size_t(n)]) << N << " " << K << " " << tile_rows << ", output " << n;
           }
         }
       }
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(EachLayout, CudaPreparedLayouts,
+                         testing::Values(Id::zz2_k, Id::zz3_k, Id::zz4_k, Id::zz5_k, Id::zz6_k, Id::zz8),
+                         [](const auto& of) { return std::string(layout::get(of.param).name); });
 
 TEST(CudaPrepared, PartsFollowEachOtherInWholeSuperblockRows) {
   const layout::Layout& l = layout::get(Id::zz4_k);
@@ -82,7 +147,7 @@ TEST(CudaPrepared, PartsFollowEachOtherInWholeSuperblockRows) {
   EXPECT_EQ(group.first_output, (std::vector<int64_t>{0, 512}));
   std::vector<float> w(256);
   layout::decode_zigzag_superblock(l, b, {256}, second, 0, 39, w.data());
-  for (int n = 0; n < 64; ++n) ASSERT_EQ(value_zz4_k(group, 2, 39, n), w[size_t(n)]);
+  for (int n = 0; n < 64; ++n) ASSERT_EQ(Reader(group, 2, 39).value(n), w[size_t(n)]);
 }
 
 TEST(CudaPrepared, RefusesWhatNoKernelReads) {
@@ -98,8 +163,13 @@ TEST(CudaPrepared, RefusesWhatNoKernelReads) {
     }
     return std::string();
   };
-  EXPECT_NE(message({bad}).find("no kernel reads q4_K; those that one reads: zz4_k"), std::string::npos);
+  EXPECT_NE(message({bad}).find("no kernel reads q4_K; those that one reads: zz2_k, zz3_k, zz4_k, zz5_k, zz6_k, zz8"),
+            std::string::npos);
   EXPECT_NE(message({good, bad}).find("bad.weight: is q4_K, but good.weight is zz4_k"), std::string::npos);
+  const layout::Layout& six = layout::get(Id::zz6_k);
+  const auto third = random_bytes(six, shape, 1);
+  const WeightView other_zigzag{"v.weight", &six, shape, third, {}, {}};
+  EXPECT_NE(message({good, other_zigzag}).find("v.weight: is zz6_k, but good.weight is zz4_k"), std::string::npos);
 }
 
 // The paper's Figure 6: nine active entries over n1 x n2 = 3 workers are three each.

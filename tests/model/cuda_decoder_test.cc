@@ -1,16 +1,22 @@
 // The decoder on a CUDA device against the one on the CPU, which is tested against transformers.
 #include "model/cuda_decoder.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "io/gguf_writer.h"
 #include "io/quantize.h"
 #include "kernels/cuda_support.h"
 #include "model/decoder.h"
@@ -56,12 +62,47 @@ double worst_difference(Decoder& cpu, CudaDecoder& gpu) {
   return worst;
 }
 
-/// A fixture's model stored as zz4_k.
+/// A fixture's model stored in a zigzag layout.
 struct Zigzag {
-  explicit Zigzag(const char* name) {
+  explicit Zigzag(const char* name, layout::Id id = layout::Id::zz4_k) {
     Model source(test::fixture(std::string("hf/") + name));
-    const std::string path = (folder.path() / "zz4_k.gguf").string();
-    io::quantize(source.checkpoint, path, {.layout = layout::Id::zz4_k, .progress = false}, source.pool);
+    const std::string path = (folder.path() / "zigzag.gguf").string();
+    io::quantize(source.checkpoint, path, {.layout = id, .progress = false}, source.pool);
+    model = std::make_unique<Model>(path);
+  }
+  test::TempDir folder;
+  std::unique_ptr<Model> model;
+};
+
+/// A fixture's model whose layers mix layouts: where a tensor's name ends with one of these parts it has that layout,
+/// else zz4_k. Names as in "0.attn_v" or "attn_v".
+struct Mixed {
+  Mixed(const char* name, const std::vector<std::pair<std::string, layout::Id>>& parts) {
+    Model source(test::fixture(std::string("hf/") + name));
+    std::map<layout::Id, io::Checkpoint> stored;
+    const auto in = [&](layout::Id id) -> const io::Checkpoint& {
+      if (const auto found = stored.find(id); found != stored.end()) return found->second;
+      const std::string path = (folder.path() / (std::string(layout::get(id).name) + ".gguf")).string();
+      io::quantize(source.checkpoint, path, {.layout = id, .progress = false}, source.pool);
+      return stored.emplace(id, io::Checkpoint::open(path)).first->second;
+    };
+    const io::Checkpoint& base = in(layout::Id::zz4_k);
+    std::vector<const io::Tensor*> tensors;
+    std::vector<io::TensorPlan> plan;
+    for (const io::Tensor& tensor : base.tensors()) {
+      const auto part = std::ranges::find_if(
+          parts, [&](const auto& p) { return tensor.layout->zigzag && tensor.name.ends_with(p.first + ".weight"); });
+      tensors.push_back(part == parts.end() ? &tensor : &in(part->second).require(tensor.name));
+      plan.push_back({tensor.name, tensors.back()->layout, tensors.back()->dims, tensors.back()->params});
+    }
+    const std::string path = (folder.path() / "mixed.gguf").string();
+    io::GgufWriter writer(path, base.metadata(), plan);
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      if (tensors[t]->layout->zigzag && tensors[t]->layout->id != layout::Id::zz4_k)
+        writer.set_source_sha256(tensors[t]->name, std::string(64, '0'));
+      writer.write(tensors[t]->bytes);
+    }
+    writer.finish();
     model = std::make_unique<Model>(path);
   }
   test::TempDir folder;
@@ -98,6 +139,69 @@ TEST_F(CudaDecoderTest, ZigzagLogitsAreThoseOfTheCpu) {
     SCOPED_TRACE(name);
     const Zigzag zigzag(name);
     EXPECT_LT(worst_difference(*zigzag.model->decoder, *load(*zigzag.model)), 0.03);
+  }
+}
+
+TEST_F(CudaDecoderTest, EveryZigzagLayoutsLogitsAreThoseOfTheCpu) {
+  using layout::Id;
+  for (const Id id : {Id::zz2_k, Id::zz3_k, Id::zz5_k, Id::zz6_k, Id::zz8}) {
+    SCOPED_TRACE(layout::get(id).name);
+    const Zigzag zigzag("llama_mha", id);
+    EXPECT_LT(worst_difference(*zigzag.model->decoder, *load(*zigzag.model)), 0.03);
+  }
+}
+
+// What `quantize --layout zigzag` makes of a file with a mix, and more: runs of one and of two parts, in any place, row
+// layouts among them, in both layers.
+TEST_F(CudaDecoderTest, MixedLogitsAreThoseOfTheCpu) {
+  using layout::Id;
+  const std::vector<std::pair<std::string, Id>> mixes[] = {
+      {{"attn_v", Id::zz6_k}, {"ffn_down", Id::zz6_k}},
+      {{"0.attn_q", Id::zz5_k}, {"attn_v", Id::zz5_k}, {"ffn_up", Id::zz8}, {"0.ffn_down", Id::zz3_k}},
+      {{"attn_k", Id::f16}, {"0.ffn_gate", Id::f16}, {"1.ffn_up", Id::f16}, {"0.attn_output", Id::f16}},
+      {{"0.attn_q", Id::f16}, {"0.attn_v", Id::zz6_k}, {"ffn_gate", Id::zz6_k}, {"1.ffn_down", Id::f16}},
+  };
+  for (const char* name : {"llama_mha", "qwen2_heads_of_8"}) {  // the latter with biases
+    for (size_t i = 0; i < std::size(mixes); ++i) {
+      SCOPED_TRACE(fmt::format("{}, mix {}", name, i));
+      const Mixed mixed(name, mixes[i]);
+      const auto gpu = load(*mixed.model);
+      EXPECT_LT(worst_difference(*mixed.model->decoder, *gpu), 0.03);
+      if (i == 0) {
+        EXPECT_THAT(gpu->explain(), HasSubstr("attn_q, attn_k, attn_v: zz4_k, dense "));
+        EXPECT_THAT(gpu->explain(), HasSubstr("; then zz6_k, dense "));
+        EXPECT_THAT(gpu->explain(), HasSubstr("ffn_down: zz6_k, dense "));
+      }
+      if (i == 2) {
+        EXPECT_THAT(gpu->explain(), HasSubstr("; then f16, in rows"));
+      }
+    }
+  }
+}
+
+// Each run collects the active inputs itself, those of the row parts are masked: all leave out the same ones.
+TEST_F(CudaDecoderTest, MixedLeavesOutWhatTheCpuLeavesOut) {
+  using layout::Id;
+  for (const Id value : {Id::zz6_k, Id::f16}) {
+    SCOPED_TRACE(layout::get(value).name);
+    const Mixed mixed("llama_mha", {{"attn_v", value}, {"0.ffn_up", value}, {"1.ffn_down", Id::zz6_k}});
+    Model& model = *mixed.model;
+    Thresholds thresholds;
+    thresholds.t.assign(size_t(model.decoder->config().n_layers), {0.4f, 0.02f, 0.4f, 0.02f});
+    model.decoder->set_sparsity(SparsityOptions{thresholds, 2, false});
+    const auto gpu = load(model);
+    gpu->set_sparsity(SparsityOptions{thresholds, 2, false});
+    const double with = worst_difference(*model.decoder, *gpu);  // the gate is taken by the product
+    gpu->count_inputs(true);
+    gpu->truncate(0);
+    EXPECT_LT(worst_difference(*model.decoder, *gpu), 0.1);  // in a launch of its own
+    const SparsityCounts expected = model.decoder->sparsity_counts(), found = gpu->sparsity_counts();
+    EXPECT_GT(expected.share(), 0.05);
+    EXPECT_NEAR(found.share(), expected.share(), 0.02);
+    EXPECT_LT(with, 0.1);
+    model.decoder->set_sparsity(std::nullopt);
+    gpu->truncate(0);
+    EXPECT_GT(worst_difference(*model.decoder, *gpu), 2 * with);  // the device still leaves inputs out
   }
 }
 

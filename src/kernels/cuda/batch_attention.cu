@@ -50,8 +50,7 @@ __device__ __forceinline__ float quad_sum(float v) {
 }
 
 template <int kD, int kKeys, int kStages>
-__global__ void __launch_bounds__(kThreads, kD == 128 ? 3 : 1)
-    attend_batch(const __grid_constant__ BatchAttentionArgs a) {
+__global__ void __launch_bounds__(kThreads) attend_batch(const __grid_constant__ BatchAttentionArgs a) {
   using Space = Shared<kD, kKeys, kStages>;
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ float factors[kRows];  // what scores of a row are multiplied with
@@ -143,16 +142,16 @@ __global__ void __launch_bounds__(kThreads, kD == 128 ? 3 : 1)
     for (int step = 0; step < kD / 16; ++step) {
       const int at = place<kD>(warp * 16 + lane % 16, 2 * step + lane / 16);
       const MmaA q_high = load_a(high + at), q_low = load_a(low + at);
+      MmaB k[kKeys / 8];
 #pragma unroll
-      for (int j = 0; j < kKeys / 16; ++j) {
-        MmaB k[2];
-        load_b(key_tile + place<kD>(16 * j + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2), k[0], k[1]);
+      for (int j = 0; j < kKeys / 16; ++j)
+        load_b(key_tile + place<kD>(16 * j + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2), k[2 * j],
+               k[2 * j + 1]);
+        // A sum's two products lie apart, so that none waits for the other.
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          multiply(scores[2 * j + e], q_low, k[e]);
-          multiply(scores[2 * j + e], q_high, k[e]);
-        }
-      }
+      for (int j = 0; j < kKeys / 8; ++j) multiply(scores[j], q_low, k[j]);
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) multiply(scores[j], q_high, k[j]);
     }
     const bool all_seen = t0 + kKeys - 1 <= first_at && t0 >= all_see_from;
     float highest[2] = {top[0], top[1]};
@@ -239,7 +238,7 @@ void launch_batch_attention(const Device& device, Stream& stream, const BatchAtt
   if (h.head_dim <= 64)
     launch<64, 64, 2>(device, stream, args);
   else if (h.head_dim <= 128)
-    launch<128, 32, 2>(device, stream, args);
+    launch<128, 64, 2>(device, stream, args);
   else
     launch<256, 32, 1>(device, stream, args);
 }

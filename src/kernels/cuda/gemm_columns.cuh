@@ -1,5 +1,5 @@
 // src/kernels/cuda/gemm_columns.cuh - operands of prepared zigzag columns (prepared.h), for any layout. For
-// gemm_columns_*.cu.
+// gemm_columns_layouts.cu.
 //
 // A block has one superblock row (256 outputs) and 64 columns, whose codes and scales go through shared memory. A
 // thread has 8 outputs, those of a lane of the GEMV, and 8 columns: eight pieces of the operand. Neighbours have
@@ -93,7 +93,7 @@ struct GemmColumnsKernel {
 template <class Frag>
 inline constexpr GemmColumnsKernel kGemmColumnsKernel = {Frag::kCodeBytes, Frag::kHeaderBytes,
                                                          write_columns<Frag, false>, write_columns<Frag, true>};
-/// nullptr for layouts of other files.
-const GemmColumnsKernel* gemm_columns_zz4_k(layout::Id id);
+/// nullptr for layouts without one.
+const GemmColumnsKernel* gemm_columns_kernel(layout::Id id);
 
 }  // namespace lacuna::cuda

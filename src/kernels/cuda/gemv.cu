@@ -14,7 +14,7 @@ namespace lacuna::cuda {
 namespace {
 
 std::span<const GemvTable> tables() {
-  static const GemvTable kTables[] = {gemv_zz4_k()};
+  static const GemvTable kTables[] = {gemv_zz2_k(), gemv_zz3_k(), gemv_zz4_k(), gemv_zz5_k(), gemv_zz6_k(), gemv_zz8()};
   return kTables;
 }
 

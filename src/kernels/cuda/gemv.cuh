@@ -2,10 +2,11 @@
 // headers of the columns that count once.
 //
 // Lane l of a warp has outputs 8l to 8l + 7 of a superblock row. A chunk is up to kChunk columns: all of its loads come
-// first. Each lane then takes one column's header and makes the factors x * scale of its groups, which go through
-// shared memory to the lanes that have these outputs. They are f16, relative to the chunk's largest |x * d|; codes are
-// read as subnormal halves, so that a multiplication needs no conversion; eight columns are summed in f16, the rest in
-// f32. x * min is summed apart, a lane's columns at a time, and brought to the outputs at the end.
+// first. Each lane then takes one column's header (32 / kChunk lanes share a column, each has a part of its groups) and
+// makes the factors x * scale of its groups, which go through shared memory to the lanes that have these outputs. They
+// are f16, relative to the chunk's largest; codes are read as subnormal halves, so that a multiplication needs no
+// conversion; eight columns are summed in f16, the rest in f32. x * min is summed apart, a lane's columns at a time,
+// and brought to the outputs at the end. frag.cuh says what a Frag is.
 #pragma once
 
 #include <cstdint>
@@ -97,12 +98,12 @@ struct Collected {
   }
 };
 
-/// Lane l has sums over its columns of each of kGroups groups; returns the sum over all lanes of lane l's own group,
-/// the one that outputs 8l to 8l + 7 lie in.
-template <int kGroups>
+/// Each of kLanes lanes that follow each other (from a multiple of kLanes on) has sums over its columns of each of
+/// kGroups groups; returns the sum over these lanes of one group: of lane l of them group l * kGroups / kLanes.
+template <int kLanes, int kGroups>
 __device__ __forceinline__ float sum_to_groups(float (&sums)[kGroups]) {
   const int lane = int(threadIdx.x) % kWarpSize;
-  int step = kWarpSize / 2;
+  int step = kLanes / 2;
 #pragma unroll
   for (int half = kGroups / 2; half >= 1; half /= 2, step /= 2) {
     const bool upper = lane & step;
@@ -157,7 +158,8 @@ __device__ __forceinline__ void store_sums(const GemvParams& p, int r, int s, fl
 
 template <class Frag, Inputs kInputs, int kWarps, int kChunk, int kResident>
 __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(const GemvParams p) {
-  constexpr int kRow = kWarpSize + 4;  // factors of a group; padded, so that groups begin in different banks
+  constexpr int kRow = kChunk + 4;  // factors of a group; padded, so that groups begin in different banks
+  constexpr int kSplit = kWarpSize / kChunk, kMine = Frag::kGroups / kSplit;  // lanes of a column, groups of each
   constexpr bool kCollects = kInputs == Inputs::threshold;
   struct Empty {};
   __shared__ __align__(16) uint32_t factor_table[kWarps][Frag::kGroups * kRow];
@@ -192,12 +194,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
     }
   }
 
-  float sums[8] = {}, mins[Frag::kGroups] = {};
+  const int place = lane % kChunk, part = lane / kChunk;  // of this lane's column in a chunk; of the column's groups
+  float sums[8] = {}, mins[kMine] = {};
   bool waited = kInputs != Inputs::dense;
 #pragma unroll 1
   for (int c = begin; c < end; c += kChunk) {
     const int count = min(kChunk, end - c);
-    const int i = lane < count ? c + lane : c;  // lanes without a column take the first one, times zero
+    const int i = place < count ? c + place : c;  // lanes without a column take the first one, times zero
     int column = i;
     if constexpr (kInputs == Inputs::list) column = __ldcg(p.list + i);
     if constexpr (kInputs == Inputs::threshold) column = collected.column[i];
@@ -215,7 +218,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
       }
     } else {
       // Where each column begins goes to all lanes through shared memory; a shuffle for each would take longer.
-      factor_table[w][lane] = unsigned(column) * Frag::kCodeBytes;
+      if (lane < kChunk) factor_table[w][lane] = unsigned(column) * Frag::kCodeBytes;
       __syncwarp();
       const uint4* const offsets = reinterpret_cast<const uint4*>(factor_table[w]);
 #pragma unroll
@@ -242,22 +245,23 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
       x = collected.x[i];
     else
       x = input_of(p, (kInputs == Inputs::dense ? k0 : 0) + column);
-    if (lane >= count) x = 0;
+    if (place >= count) x = 0;
 
-    // norm makes the largest factor 2^14 to 2^15, back = 1 / norm; not a number and infinity stay what they are.
+    // norm makes the largest size 2^kTop to 2 * 2^kTop, back = 1 / norm; not a number and infinity stay what they are.
     const float size = Frag::magnitude(header, x);
-    constexpr int kTop = 14 - Frag::kScaleBits;  // of |x d| after norm
+    constexpr int kTop = Frag::kTop;
     const int exponent = int(__reduce_max_sync(kAllLanes, __float_as_uint(fabsf(size))) >> 23);
     const int clamped = min(max(exponent, kTop + 1), 229);
     const float norm = __uint_as_float(unsigned(254 + kTop - clamped) << 23);
     const float back = __uint_as_float(unsigned(clamped - kTop) << 23);
-    __half2 factors[Frag::kGroups / 2];
-    Frag::factors(header, x, size, norm, back, factors, mins);
+    __half2 factors[kMine / 2];
+    Frag::template factors<kSplit>(header, part, x, size, norm, back, factors, mins);
+    uint32_t* const to = &factor_table[w][part * kMine * kRow + place];
 #pragma unroll
-    for (int g = 0; g < Frag::kGroups / 2; ++g) {
+    for (int g = 0; g < kMine / 2; ++g) {
       const uint32_t pair = as_bits(factors[g]);
-      factor_table[w][2 * g * kRow + lane] = __byte_perm(pair, pair, 0x1010);
-      factor_table[w][(2 * g + 1) * kRow + lane] = __byte_perm(pair, pair, 0x3232);
+      to[2 * g * kRow] = __byte_perm(pair, pair, 0x1010);
+      to[(2 * g + 1) * kRow] = __byte_perm(pair, pair, 0x3232);
     }
     __syncwarp();
     const uint4* const own = reinterpret_cast<const uint4*>(&factor_table[w][lane * Frag::kGroups / kWarpSize * kRow]);
@@ -285,7 +289,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
   }
   if (!waited) wait_for_predecessors();
 
-  const float min_sum = sum_to_groups(mins);
+  float min_sum = 0;
+  if constexpr (Frag::kHasMins) min_sum = sum_to_groups<kChunk>(mins);
   float4* const mine = reinterpret_cast<float4*>(&sums_of_warps[w][lane * 8]);
   mine[0] = make_float4(sums[0] - min_sum, sums[1] - min_sum, sums[2] - min_sum, sums[3] - min_sum);
   mine[1] = make_float4(sums[4] - min_sum, sums[5] - min_sum, sums[6] - min_sum, sums[7] - min_sum);
@@ -323,6 +328,11 @@ struct GemvTable {
   layout::Id id;
   std::span<const GemvKernel> kernels;
 };
+GemvTable gemv_zz2_k();
+GemvTable gemv_zz3_k();
 GemvTable gemv_zz4_k();
+GemvTable gemv_zz5_k();
+GemvTable gemv_zz6_k();
+GemvTable gemv_zz8();
 
 }  // namespace lacuna::cuda

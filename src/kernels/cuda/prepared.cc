@@ -5,7 +5,12 @@
 #include <string>
 
 #include "core/error.h"
+#include "layout/q2_K.h"
+#include "layout/q3_K.h"
 #include "layout/q4_K.h"
+#include "layout/q5_K.h"
+#include "layout/q6_K.h"
+#include "layout/q8_0.h"
 #include "layout/zigzag.h"
 
 namespace lacuna::cuda {
@@ -14,22 +19,115 @@ namespace {
 /// The kernels compute offsets inside a row, and shares of a list, in 32 bits.
 constexpr int64_t kMostInputs = int64_t{1} << 18;
 
-void prepare_zz4_k(const std::byte* superblock, std::byte* codes, std::byte* header) {
-  layout::Q4KBlock block;
-  std::memcpy(&block, superblock, sizeof(block));
-  std::memcpy(header, &block, 16);
+// ---- one code as a block holds it, not negative; n: 0..255, see each layout's header ----
+
+int code_of(const layout::Q2KBlock& block, int n) {
+  return block.code[n / 128 * 32 + n % 32] >> (n % 128 / 32 * 2) & 3;
+}
+int code_of(const layout::Q3KBlock& block, int n) {
+  const int low = block.low[n / 128 * 32 + n % 32] >> (n % 128 / 32 * 2) & 3;
+  return low | (block.high[n % 32] >> (n / 32) & 1) << 2;
+}
+int code_of(const layout::Q4KBlock& block, int n) { return block.code[n / 64 * 32 + n % 32] >> (n % 64 / 32 * 4) & 15; }
+int code_of(const layout::Q5KBlock& block, int n) {
+  const int low = block.low[n / 64 * 32 + n % 32] >> (n % 64 / 32 * 4) & 15;
+  return low | (block.high[n % 32] >> (n / 32) & 1) << 4;
+}
+int code_of(const layout::Q6KBlock& block, int n) {
+  const int half = n / 128, quarter = n % 128 / 32, place = n % 32;
+  const int low = block.low[64 * half + 32 * (quarter % 2) + place] >> (quarter / 2 * 4) & 15;
+  return low | (block.high[32 * half + place] >> (2 * quarter) & 3) << 4;
+}
+
+/// Bits [first, first + bits) of the codes of outputs 8l to 8l + 7, that of output 8l + i at bit at(i).
+template <class Block, class At>
+uint32_t plane(const Block& block, int l, int first, int bits, const At& at) {
+  uint32_t word = 0;
+  for (int i = 0; i < 8; ++i) word |= uint32_t(code_of(block, 8 * l + i) >> first & ((1 << bits) - 1)) << at(i);
+  return word;
+}
+
+/// The nibbles that zz4_k, zz5_k and zz6_k share.
+template <class Block>
+void put_nibbles(const Block& block, std::byte* codes) {
   for (int l = 0; l < 32; ++l) {
-    uint32_t word = 0;
-    for (int i = 0; i < 8; ++i) {
-      const int n = 8 * l + i;
-      word |= uint32_t(block.code[n / 64 * 32 + n % 32] >> (n % 64 / 32 * 4) & 15) << (4 * i);
-    }
-    std::memcpy(codes + 4 * l, &word, 4);
+    const uint32_t word = plane(block, l, 0, 4, [](int i) { return 4 * i; });
+    std::memcpy(codes + 4 * l, &word, sizeof(word));
+  }
+}
+
+/// The pairs of bits 0 and 1 that zz2_k and zz3_k share.
+template <class Block>
+void put_pairs(const Block& block, std::byte* codes) {
+  for (int l = 0; l < 32; ++l) {
+    const auto pairs = uint16_t(plane(block, l, 0, 2, [](int i) { return 2 * i; }));
+    std::memcpy(codes + 2 * l, &pairs, sizeof(pairs));
+  }
+}
+
+template <class Block>
+Block read(const std::byte* superblock) {
+  Block block;
+  std::memcpy(&block, superblock, sizeof(block));
+  return block;
+}
+
+void prepare_zz2_k(const std::byte* superblock, std::byte* codes, std::byte* header) {
+  const auto block = read<layout::Q2KBlock>(superblock);
+  put_pairs(block, codes);
+  std::memcpy(header, block.scale_min, 16);
+  std::memcpy(header + 16, &block.d, 2);
+  std::memcpy(header + 18, &block.dmin, 2);
+}
+
+void prepare_zz3_k(const std::byte* superblock, std::byte* codes, std::byte* header) {
+  const auto block = read<layout::Q3KBlock>(superblock);
+  put_pairs(block, codes);
+  for (int l = 0; l < 32; ++l)
+    codes[64 + l] = std::byte(plane(block, l, 2, 1, [](int i) { return i % 4 * 2 + i / 4; }));
+  std::memcpy(header, block.scale, 12);
+  std::memcpy(header + 12, &block.d, 2);
+  std::memset(header + 14, 0, 2);
+}
+
+void prepare_zz4_k(const std::byte* superblock, std::byte* codes, std::byte* header) {
+  put_nibbles(read<layout::Q4KBlock>(superblock), codes);
+  std::memcpy(header, superblock, 16);
+}
+
+void prepare_zz5_k(const std::byte* superblock, std::byte* codes, std::byte* header) {
+  const auto block = read<layout::Q5KBlock>(superblock);
+  put_nibbles(block, codes);
+  for (int l = 0; l < 32; ++l)
+    codes[128 + l] = std::byte(plane(block, l, 4, 1, [](int i) { return i % 2 * 4 + i % 4 / 2 * 2 + i / 4; }));
+  std::memcpy(header, superblock, 16);
+}
+
+void prepare_zz6_k(const std::byte* superblock, std::byte* codes, std::byte* header) {
+  const auto block = read<layout::Q6KBlock>(superblock);
+  put_nibbles(block, codes);
+  for (int l = 0; l < 32; ++l) {
+    const auto high = uint16_t(plane(block, l, 4, 2, [](int i) { return i / 4 * 8 + i % 2 * 4 + i % 4 / 2 * 2; }));
+    std::memcpy(codes + 128 + 2 * l, &high, sizeof(high));
+  }
+  std::memcpy(header, block.scale, 16);
+  std::memcpy(header + 16, &block.d, 2);
+  std::memset(header + 18, 0, 2);
+}
+
+void prepare_zz8(const std::byte* superblock, std::byte* codes, std::byte* header) {
+  constexpr int kPlaces[] = {0, 1, 4, 5, 2, 3, 6, 7};
+  for (int b = 0; b < 8; ++b) {
+    const auto block = read<layout::Q8_0Block>(superblock + size_t(b) * sizeof(layout::Q8_0Block));
+    std::memcpy(header + 2 * b, &block.scale, 2);
+    for (int n = 0; n < 32; ++n) codes[32 * b + n / 8 * 8 + kPlaces[n % 8]] = std::byte(uint8_t(block.code[n]) ^ 0x80);
   }
 }
 
 constexpr ColumnForm kForms[] = {
-    {layout::Id::zz4_k, 128, 16, prepare_zz4_k},
+    {layout::Id::zz2_k, 64, 20, prepare_zz2_k},  {layout::Id::zz3_k, 96, 16, prepare_zz3_k},
+    {layout::Id::zz4_k, 128, 16, prepare_zz4_k}, {layout::Id::zz5_k, 160, 16, prepare_zz5_k},
+    {layout::Id::zz6_k, 192, 20, prepare_zz6_k}, {layout::Id::zz8, 256, 16, prepare_zz8},
 };
 
 }  // namespace
@@ -52,8 +150,8 @@ PreparedGroup prepare_group(std::span<const kernels::WeightView> parts, ThreadPo
     throw Error("{}: K = {}, but the CUDA kernels take at most {} inputs", parts[0].name, group.K, kMostInputs);
   for (const kernels::WeightView& part : parts) {
     if (part.layout != group.layout)
-      throw Error("{}: is {}, but {} is {}; weights that read one input must have one layout on a CUDA device",
-                  part.name, part.layout->name, parts[0].name, group.layout->name);
+      throw Error("{}: is {}, but {} is {}; weights that one launch reads must have one layout", part.name,
+                  part.layout->name, parts[0].name, group.layout->name);
     group.first_output.push_back(group.rows * layout::kSuperRows);
     group.rows += layout::super_rows(part.shape.N);
   }

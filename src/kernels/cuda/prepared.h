@@ -3,7 +3,16 @@
 // and K columns. The codes and the header of a superblock lie apart:
 //   codes   [R][K][code_bytes]    lane l of a warp has outputs 8l to 8l + 7
 //   header  [R][K][header_bytes]  scales and mins
-// zz4_k: codes are 32 words, nibble i of word l is output 8l + i; the header is the first 16 bytes of the superblock.
+// Codes are stored as the layout has them (not negative; zz8: plus 128), in planes of the superblock. What lane l reads
+// of each, lowest bits first, with the output of each place counted from 8l:
+//   zz2_k  pairs u16[32]: 0 to 7                                   header scale_min u8[16], d, dmin
+//   zz3_k  pairs of bits 0 and 1 u16[32]: 0 to 7; bit 2 u8[32]:
+//          0 4 1 5 2 6 3 7                                         header scale u8[12], d, two zeros
+//   zz4_k  nibbles u32[32]: 0 to 7                                 header d, dmin, scale_min u8[12]
+//   zz5_k  nibbles as zz4_k; bit 4 u8[32]: 0 4 2 6 1 5 3 7         header as zz4_k
+//   zz6_k  nibbles as zz4_k; bits 4 and 5 u16[32]: 0 2 1 3 4 6 5 7  header scale i8[16], d, two zeros
+//   zz8    bytes u8[256]: 0 1 4 5 2 3 6 7                          header scale f16[8]
+// The orders are those that let the kernel take two codes at a time with the fewest instructions (frag_*.cuh).
 #pragma once
 
 #include <cstddef>
