@@ -75,7 +75,7 @@ struct BatchSpace {
       weights = std::max(weights, cuda::operand_bytes(padded(N), K));
     weights = std::min(weights, std::max(kMostWeightBytes, cuda::operand_bytes(padded(1), widest)));
   }
-  int64_t bytes() const { return x + attended + qkv + up + logits + inputs + scales + weights; }
+  int64_t bytes() const { return x + attended + qkv + up + logits + inputs + scales + 2 * weights; }
 };
 
 /// Parts of a group that follow each other in one zigzag layout: one launch.
@@ -153,13 +153,17 @@ struct CudaDecoder::Impl {
   struct {
     float *x = nullptr, *attended = nullptr, *qkv_y = nullptr, *up_y = nullptr;
     float* scales = nullptr;
-    std::byte *inputs = nullptr, *weights = nullptr;
+    std::byte *inputs = nullptr, *weights[2] = {};
   } batch;
+  /// Weights become f16 while the product before runs, in the two work spaces by turns.
+  cuda::Stream ahead;
+  cuda::Event written[2], read[2];
+  int turn = 0;
   bool moved = false;  // the device has not been told the position yet
   std::vector<float> host_logits;
   std::optional<cuda::Graph> dense_token, sparse_token;
 
-  explicit Impl(cuda::Device& d) : device(d), stream(d) {}
+  explicit Impl(cuda::Device& d) : device(d), stream(d, true), ahead(d) {}
 
   cuda::Buffer take(int64_t bytes, const char* what) { return cuda::Buffer(device, bytes, what); }
   const float* upload(std::span<const float> values) {
@@ -192,8 +196,8 @@ struct CudaDecoder::Impl {
   cuda::Heads heads_of(const Layer& layer, int64_t index, float* of_qkv);
   /// x [M, K] as an operand; K: of the group.
   cuda::Operand make_inputs(const Group& group, const cuda::GemmInputs& args, int64_t M);
-  /// Outputs [first, first + count) of the group's weights, f16.
-  cuda::Operand make_weights(const Group& group, int64_t first, int64_t count);
+  /// Outputs [first, first + count) of the group's weights, f16, in the work space `to`.
+  cuda::Operand make_weights(cuda::Stream& on, const Group& group, int64_t first, int64_t count, std::byte* to);
   /// y[M, N], rows `stride` apart, += or = the group's product.
   void multiply(const Group& group, const cuda::Operand& inputs, int64_t N, bool add, float* y, int64_t stride);
   /// The residual stream of a batch through a norm.
@@ -307,7 +311,8 @@ void CudaDecoder::Impl::take_workspace() {
   const auto part = [&](auto*& pointer, int64_t bytes) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(std::exchange(at, at + bytes));
   };
-  part(batch.weights, space.weights);
+  part(batch.weights[0], space.weights);
+  part(batch.weights[1], space.weights);
   part(batch.inputs, space.inputs);
   part(batch.scales, space.scales);
   part(batch.x, space.x);
@@ -505,8 +510,9 @@ cuda::Operand CudaDecoder::Impl::make_inputs(const Group& group, const cuda::Gem
   return inputs.to;
 }
 
-cuda::Operand CudaDecoder::Impl::make_weights(const Group& group, int64_t first, int64_t count) {
-  const cuda::Operand all = {batch.weights, group.scale + first, count, group.K()};
+cuda::Operand CudaDecoder::Impl::make_weights(cuda::Stream& on, const Group& group, int64_t first, int64_t count,
+                                              std::byte* to) {
+  const cuda::Operand all = {to, group.scale + first, count, group.K()};
   /// The slice's share of outputs [at, at + N) of the group: from which on, and the operand.
   const auto share = [&](int64_t at, int64_t N) {
     const int64_t begin = std::max(first, at), end = std::min(first + count, at + N);
@@ -517,11 +523,11 @@ cuda::Operand CudaDecoder::Impl::make_weights(const Group& group, int64_t first,
   };
   for (const ZigzagRun& run : group.runs) {
     const auto [begin, part] = share(run.at, run.columns.rows * 256);
-    if (part.rows > 0) cuda::launch_gemm_weights(device, stream, *run.layout, run.columns, begin, part);
+    if (part.rows > 0) cuda::launch_gemm_weights(device, on, *run.layout, run.columns, begin, part);
   }
   for (const RowPart& row : group.rows) {
     const auto [begin, part] = share(row.at, row.weights.N);
-    if (part.rows > 0) cuda::launch_gemm_weights(device, stream, row.weights, begin, part);
+    if (part.rows > 0) cuda::launch_gemm_weights(device, on, row.weights, begin, part);
   }
   return all;
 }
@@ -529,15 +535,20 @@ cuda::Operand CudaDecoder::Impl::make_weights(const Group& group, int64_t first,
 void CudaDecoder::Impl::multiply(const Group& group, const cuda::Operand& inputs, int64_t N, bool add, float* y,
                                  int64_t stride) {
   const int64_t at_once = space.weights / cuda::operand_bytes(padded(1), inputs.K) * padded(1);
-  for (int64_t first = 0; first < N; first += at_once) {
+  for (int64_t first = 0; first < N; first += at_once, turn ^= 1) {
+    const int64_t count = std::min(at_once, N - first);
+    ahead.wait(read[turn]);
     cuda::GemmArgs args;
     args.x = inputs;
-    args.w = make_weights(group, first, std::min(at_once, N - first));
+    args.w = make_weights(ahead, group, first, count, batch.weights[turn]);
+    written[turn].record(ahead);
+    stream.wait(written[turn]);
     args.bias = group.start == nullptr ? nullptr : group.start + first;
     args.add = add;
     args.y = y + first;
     args.stride = stride;
     cuda::launch_gemm(device, stream, args);
+    read[turn].record(stream);
   }
 }
 

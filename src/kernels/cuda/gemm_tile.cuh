@@ -65,13 +65,21 @@ __device__ __forceinline__ void store_row(const GemmParams& p, int m, int n, con
       }
     return;
   }
-  float2 before[kPairs];  // all loads before the first store
+  constexpr int kAtOnce = kPairs < 8 ? kPairs : 8;  // all loads before the first store
 #pragma unroll
-  for (int j = 0; j < kPairs; ++j) before[j] = p.add ? *reinterpret_cast<const float2*>(y + 8 * j) : make_float2(0, 0);
+  for (int first = 0; first < kPairs; first += kAtOnce) {
+    float2 before[kAtOnce];
 #pragma unroll
-  for (int j = 0; j < kPairs; ++j)
-    *reinterpret_cast<float2*>(y + 8 * j) =
-        make_float2(before[j].x + result(sum(j).x, n + 8 * j), before[j].y + result(sum(j).y, n + 8 * j + 1));
+    for (int j = 0; j < kAtOnce; ++j)
+      before[j] = p.add ? *reinterpret_cast<const float2*>(y + 8 * (first + j)) : make_float2(0, 0);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int at = 8 * (first + j);
+      const float2 s = sum(first + j);
+      *reinterpret_cast<float2*>(y + at) =
+          make_float2(before[j].x + result(s.x, n + at), before[j].y + result(s.y, n + at + 1));
+    }
+  }
 }
 
 void launch_gemm_mma(const Device& device, Stream& stream, const GemmParams& params);
