@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Times `lacuna bench --device cuda` for several shapes and sparsities.
 --what linear: beside PyTorch's int4 kernel (torch._weight_int4pack_mm, groups of 128) on the same layers of the same device in the same run: a CUDA
-graph of one token, every layer's weights in memory of their own, results checked first. --what decode: whole tokens, beside llama.cpp's llama-bench
-(a CUDA build, --llama-bench) on the same shape in q4_K with the same q6_K head, with flash attention, in alternating rounds.
+graph of one token, every layer's weights in memory of their own, results checked first. --what decode: whole tokens and the prefill of a prompt, beside llama.cpp's
+llama-bench (a CUDA build, --llama-bench) on the same shape in q4_K with the same q6_K head, with flash attention, in alternating rounds.
 Prints a table; --out keeps {command, commit, date, device, driver, rows}."""
 import argparse
 import datetime
@@ -36,9 +36,10 @@ def lacuna_rows(program: str, shape: str, sparsity: float, runs: int) -> list[di
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def decode_rows(program: str, shape: str, sparsity: float, runs: int, depths: str, tokens: int) -> list[dict]:
-    command = [program, "bench", "--synthetic", shape, "--device", "cuda", "--what", "decode", "--layout", "zz4_k", "--json", "--runs", str(runs),
-               "--context", depths, "--gen", str(tokens)]
+def decode_rows(program: str, shape: str, sparsity: float, args) -> list[dict]:
+    """Whole tokens; the dense ones after the prefill of a prompt."""
+    command = [program, "bench", "--synthetic", shape, "--device", "cuda", "--what", "decode" if sparsity else "decode,prefill", "--layout", "zz4_k",
+               "--json", "--runs", str(args.runs), "--context", args.depths, "--gen", str(args.tokens), "--prompt", str(args.prompt)]
     if sparsity:
         command += ["--act-sparsity", f"{sparsity:g}"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -47,18 +48,23 @@ def decode_rows(program: str, shape: str, sparsity: float, runs: int, depths: st
     return [dict(json.loads(line), asked_sparsity=sparsity / 100) for line in done.stdout.splitlines()]
 
 
-def llama_rows(program: str, model: pathlib.Path, shape: str, runs: int, depths: str, tokens: int) -> list[dict]:
-    command = [program, "-m", str(model), "-ngl", "99", "-p", "0", "-n", str(tokens), "-d", depths, "-fa", "1", "-r", str(runs), "-o", "jsonl"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"error: {shlex.join(command)}: {done.stderr.strip()}")
+def llama_rows(model: pathlib.Path, shape: str, args) -> list[dict]:
     rows = []
-    for line in done.stdout.splitlines():
-        found = json.loads(line)
-        times = [ns / 1e6 / tokens for ns in found["samples_ns"]]
-        rows.append({"bench": "decode", "what": f"{tokens} tokens at depth {found['n_depth']}", "shape": shape, "layout": "q4_K+q6_K, llama.cpp",
-                     "act_sparsity": 0.0, "asked_sparsity": 0.0, "device": "cuda", "median_ms": statistics.median(times), "min_ms": min(times),
-                     "max_ms": max(times), "runs": runs, "bytes": found["model_size"], "gpu": found["gpu_info"], "flash_attention": True})
+    for what in (["-p", "0", "-n", str(args.tokens), "-d", args.depths], ["-p", str(args.prompt), "-n", "0"]):
+        command = [args.llama_bench, "-m", str(model), "-ngl", "99", *what, "-fa", "1", "-r", str(args.runs), "-o", "jsonl"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"error: {shlex.join(command)}: {done.stderr.strip()}")
+        for line in done.stdout.splitlines():
+            found = json.loads(line)
+            prefill = found["n_prompt"] > 0
+            times = [ns / 1e6 / (1 if prefill else args.tokens) for ns in found["samples_ns"]]
+            median = statistics.median(times)
+            rows.append({"bench": "prefill" if prefill else "decode",
+                         "what": f"{found['n_prompt']} tokens" if prefill else f"{args.tokens} tokens at depth {found['n_depth']}", "shape": shape,
+                         "layout": "q4_K+q6_K, llama.cpp", "act_sparsity": 0.0, "asked_sparsity": 0.0, "device": "cuda", "median_ms": median,
+                         "min_ms": min(times), "max_ms": max(times), "runs": args.runs, "bytes": found["model_size"],
+                         "tok_s": (found["n_prompt"] if prefill else 1) * 1e3 / median, "gpu": found["gpu_info"], "flash_attention": True})
     return rows
 
 
@@ -75,8 +81,8 @@ def decoding(args) -> list[dict]:
             for round_number in range(args.rounds):
                 mine = []
                 for sparsity in args.sparsity.split(","):
-                    mine += decode_rows(args.lacuna, shape, float(sparsity), args.runs, args.depths, args.tokens)
-                peers = llama_rows(args.llama_bench, model, shape, args.runs, args.depths, args.tokens) if args.llama_bench else []
+                    mine += decode_rows(args.lacuna, shape, float(sparsity), args)
+                peers = llama_rows(model, shape, args) if args.llama_bench else []
                 by_what = {row["what"]: row for row in peers}
                 for row in mine + peers:
                     row["round"] = round_number
@@ -158,6 +164,7 @@ def main() -> int:
     parser.add_argument("--llama-bench", metavar="PROGRAM", help="of decode: llama-bench of a CUDA build of llama.cpp")
     parser.add_argument("--depths", default="10,1024,3840", help="of decode: tokens in the cache, separated by commas")
     parser.add_argument("--tokens", type=int, default=64, help="of decode: tokens in a run")
+    parser.add_argument("--prompt", type=int, default=512, help="of decode: tokens of a prefill")
     parser.add_argument("--rounds", type=int, default=3, help="of decode")
     args = parser.parse_args()
     if args.what == "decode":
@@ -186,7 +193,7 @@ def finish(args, rows: list[dict]) -> int:
         device, driver = (part.strip() for part in query.stdout.splitlines()[0].split(","))
         command = ["scripts/gpu_bench.sh", *(f"--shape={shape}" for shape in args.shape or []), f"--sparsity={args.sparsity}", f"--runs={args.runs}"]
         if args.what == "decode":
-            command += ["--what=decode", f"--depths={args.depths}", f"--tokens={args.tokens}", f"--rounds={args.rounds}",
+            command += ["--what=decode", f"--depths={args.depths}", f"--tokens={args.tokens}", f"--prompt={args.prompt}", f"--rounds={args.rounds}",
                         *(["--llama-bench=llama-bench"] if args.llama_bench else [])]
         out = {"command": shlex.join(command), "commit": commit, "date": datetime.date.today().isoformat(), "device": device, "driver": driver,
                "rows": rows}

@@ -213,6 +213,7 @@ int bench_on_cuda(const Options& options) {
                            .runs = options.runs,
                            .tokens = options.tokens,
                            .n_layers = options.n_layers,
+                           .prompt = options.prompt,
                            .gen = options.gen,
                            .contexts = options.contexts,
                            .seed = options.seed,
@@ -222,7 +223,7 @@ int bench_on_cuda(const Options& options) {
                            .gpu = options.gpu};
   check_cuda_bench(request);
   std::unique_ptr<ScratchFile> synthetic;
-  if (!options.synthetic.empty() && asked(options, "decode")) {
+  if (!options.synthetic.empty() && (asked(options, "decode") || asked(options, "prefill"))) {
     const cuda::Device there(options.gpu.options());  // an error comes before the work
     ThreadPool pool(options.threads);
     synthetic = synthetic_file(options, pool);

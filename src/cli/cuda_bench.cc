@@ -55,6 +55,7 @@ void print_rows(const CudaBenchRequest& request, const eval::CudaLinearResult& r
                 {"driver", result.device.driver},
                 {"deterministic", request.profile.deterministic},
                 {"plans", result.plans[i]}};
+    if (row.tflops) out["tflops"] = *row.tflops;
     if (load_s > 0) out["load_s"] = load_s;
     if (row.what.ends_with("list kernels")) out["list_share"] = eval::list_share(result);
     print_json(out);
@@ -70,24 +71,32 @@ void report(const CudaBenchRequest& request, const eval::CudaLinearResult& resul
     print_table(request, result);
 }
 
-void decode(const CudaBenchRequest& request) {
+/// Prefill and decoding, those that are asked for, on one upload of the model.
+void whole_tokens(const CudaBenchRequest& request) {
   LoadedModel model = open_model(request.path, request.common);
+  const bool decodes = asked(request, "decode"), prefills = asked(request, "prefill");
   const int64_t deepest = *std::max_element(request.contexts.begin(), request.contexts.end());
   open_gpu(model, request.gpu);
-  load_cuda_decoder(model, {.context = deepest + request.gen,
-                            .progress = true,
-                            .deterministic = request.profile.deterministic,
-                            .plans = load_cuda_plans(request.profile, *model.gpu).plans});
+  load_cuda_decoder(model,
+                    {.context = std::max({decodes ? deepest + request.gen : 0, prefills ? request.prompt : 0,
+                                          request.tune ? model::CudaDecoder::kTuneContext : 0}),
+                     .progress = true,
+                     .deterministic = request.profile.deterministic,
+                     .plans = load_cuda_plans(request.profile, *model.gpu).plans});
   // The CPU's decoder checks the other one, and finds thresholds for random weights.
   model.decoder = model::Decoder::load(model.checkpoint, *model.pool);
   const double deviation = eval::check_cuda_decoder(*model.cuda, *model.decoder);
-  if (const auto thresholds = thresholds_of_bench(model, request.path, request.synthetic, request.sparsity))
-    model.cuda->set_sparsity(model::SparsityOptions{*thresholds, request.sparsity.dense_prefix, false});
+  const auto thresholds = thresholds_of_bench(model, request.path, request.synthetic, request.sparsity);
   model.decoder.reset();
-  if (request.tune) model.cuda->tune(true);
   eval::CudaLinearResult result;
   result.device = model.gpu->info();
+  if (prefills)
+    result.rows.push_back(eval::bench_cuda_prefill(*model.cuda, model.checkpoint, deviation,
+                                                   {.tokens = request.prompt, .runs = request.runs}));
+  if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, request.sparsity.dense_prefix, false});
+  if (request.tune) model.cuda->tune(true);
   for (const int64_t depth : request.contexts) {
+    if (!decodes) break;
     const auto rows = eval::bench_cuda_decode(*model.cuda, model.checkpoint, deviation,
                                               {.tokens = request.gen, .depth = depth, .runs = request.runs});
     result.rows.insert(result.rows.end(), rows.begin(), rows.end());
@@ -102,8 +111,8 @@ void decode(const CudaBenchRequest& request) {
 void check_cuda_bench(const CudaBenchRequest& request) {
   if (request.tune && (!asked(request, "decode") || request.profile.deterministic || !request.profile.path.empty()))
     throw Error("--tune finds the plans of --what decode; leave out --deterministic and --profile");
-  if (asked(request, "prefill"))
-    throw Error("--device cuda has no prefill yet: ask for --what linear or --what decode");
+  if (asked(request, "prefill") && !asked(request, "decode") && request.sparsity.sparse())
+    throw Error("--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear");
   if (asked(request, "linear") && (request.synthetic.empty() || request.tokens != 1))
     throw Error(
         "--device cuda times the linear layers of one token of --synthetic SHAPE; of a model ask for --what decode");
@@ -111,7 +120,7 @@ void check_cuda_bench(const CudaBenchRequest& request) {
 
 int run_cuda_bench(const CudaBenchRequest& request) {
   check_cuda_bench(request);
-  if (asked(request, "decode")) decode(request);
+  if (asked(request, "decode") || asked(request, "prefill")) whole_tokens(request);
   if (!asked(request, "linear")) return 0;
   ThreadPool pool(request.common.threads);
   report(request,

@@ -20,6 +20,7 @@ struct CudaBenchRequest {
   SparsityFlags sparsity;
   int runs = 10;
   int64_t tokens = 1, n_layers = 0;
+  int64_t prompt = 512;           // tokens of a prefill
   int64_t gen = 128;              // tokens decoded
   std::vector<int64_t> contexts;  // after so many
   uint64_t seed = 0;

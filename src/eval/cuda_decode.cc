@@ -19,6 +19,21 @@ constexpr int64_t kCheckTokens = 4;
 /// A product on the device is off by 1.2e-3 of its size, on the CPU by about 6e-3 (8-bit inputs); layers add to that.
 constexpr double kLargestDeviation = 0.1;
 
+/// Relative root mean square difference. Throws Error when it is too large for the rounding of either.
+double check_logits(std::span<const float> expected, std::span<const float> found, const char* of) {
+  double error = 0, norm = 0;
+  for (size_t v = 0; v < expected.size(); ++v) {
+    const double e = expected[v], d = found[v] - e;
+    error += d * d;
+    norm += e * e;
+  }
+  const double deviation = std::sqrt(error / std::max(norm, 1e-30));
+  if (!(deviation < kLargestDeviation))
+    throw Error("the logits of the device differ from {} by {:.3g} of their size; expected less than {}", of, deviation,
+                kLargestDeviation);
+  return deviation;
+}
+
 }  // namespace
 
 double check_cuda_decoder(model::CudaDecoder& decoder, model::Decoder& cpu) {
@@ -28,17 +43,7 @@ double check_cuda_decoder(model::CudaDecoder& decoder, model::Decoder& cpu) {
   double worst = 0;
   for (const int32_t id : random_ids(tokens, decoder.config().n_vocab, 1)) {
     const std::span<const float> expected = cpu.forward(session, {&id, 1}), found = decoder.forward({&id, 1});
-    double error = 0, norm = 0;
-    for (size_t v = 0; v < expected.size(); ++v) {
-      const double e = expected[v], d = found[v] - e;
-      error += d * d;
-      norm += e * e;
-    }
-    const double deviation = std::sqrt(error / std::max(norm, 1e-30));
-    if (!(deviation < kLargestDeviation))
-      throw Error("the logits of the device differ from the CPU's by {:.3g} of their size; expected less than {}",
-                  deviation, kLargestDeviation);
-    worst = std::max(worst, deviation);
+    worst = std::max(worst, check_logits(expected, found, "the CPU's"));
   }
   decoder.truncate(0);
   return worst;
@@ -103,6 +108,47 @@ std::vector<BenchRow> bench_cuda_decode(model::CudaDecoder& decoder, const io::C
     for (int64_t t = 0; t < tokens; ++t) decoder.forward({&ids[size_t(t)], 1});
   });
   return rows;
+}
+
+BenchRow bench_cuda_prefill(model::CudaDecoder& decoder, const io::Checkpoint& checkpoint, double deviation,
+                            const CudaDecodeOptions& options) {
+  const int64_t tokens = options.tokens, n_vocab = decoder.config().n_vocab;
+  if (tokens > decoder.capacity())
+    throw Error("--prompt {} is more than the {} positions that the decoder has", tokens, decoder.capacity());
+  const std::vector<Group> groups = model_groups(checkpoint);
+  BenchRow row;
+  row.bench = "prefill";
+  row.what = fmt::format("{} tokens", tokens);
+  row.layout = layouts_of(groups);
+  row.bytes = decoder.weight_bytes();
+  row.m = tokens;
+
+  const std::vector<int32_t> ids = random_ids(tokens, n_vocab, 4);
+  decoder.truncate(0);
+  std::vector<float> expected;
+  for (const int32_t id : ids) {
+    const std::span<const float> logits = decoder.forward({&id, 1});
+    if (&id == &ids.back()) expected.assign(logits.begin(), logits.end());
+  }
+  decoder.truncate(0);
+  row.deviation = std::max(deviation, check_logits(expected, decoder.forward(ids), "those of its tokens one by one"));
+  row.checked = true;
+
+  std::vector<double> times;
+  for (int i = -2; i < options.runs; ++i) {
+    decoder.truncate(0);
+    const auto start = Clock::now();
+    decoder.forward(ids);
+    if (i >= 0) times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+  }
+  decoder.truncate(0);
+  set_times(row, std::move(times));
+  row.tok_s = double(tokens) * 1e3 / row.median_ms;
+  double products = 0;
+  for (const Group& group : groups)
+    for (const kernels::WeightView& part : group.parts) products += double(part.shape.N) * double(part.shape.K);
+  row.tflops = 2e-9 * products * double(tokens) / row.median_ms;
+  return row;
 }
 
 }  // namespace lacuna::eval

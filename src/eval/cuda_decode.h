@@ -1,4 +1,4 @@
-// src/eval/cuda_decode.h - decoding on a CUDA device.
+// src/eval/cuda_decode.h - decoding and prefill on a CUDA device.
 #pragma once
 
 #include <cstdint>
@@ -25,5 +25,11 @@ double check_cuda_decoder(model::CudaDecoder& decoder, model::Decoder& cpu);
 /// check_cuda_decoder(). Throws Error where the context does not hold them.
 std::vector<BenchRow> bench_cuda_decode(model::CudaDecoder& decoder, const io::Checkpoint& checkpoint, double deviation,
                                         const CudaDecodeOptions& options);
+
+/// Prefill of a prompt of options.tokens random ids from an empty cache, dense, the last one's logits read by the host;
+/// the time is that of all of it. Its logits are checked against those of the same tokens one by one first: throws
+/// Error where they differ by more than the rounding of either, and where the context does not hold the tokens.
+BenchRow bench_cuda_prefill(model::CudaDecoder& decoder, const io::Checkpoint& checkpoint, double deviation,
+                            const CudaDecodeOptions& options);
 
 }  // namespace lacuna::eval

@@ -50,8 +50,8 @@ constexpr int64_t kMostWeightBytes = int64_t{192} << 20, kMostLogitBytes = int64
 /// Work space of a batch, in bytes.
 struct BatchSpace {
   int64_t tokens = 0, logit_tokens = 0;
-  int64_t x = 0, h = 0, attended = 0, qkv = 0, up = 0, logits = 0;  // floats
-  int64_t inputs = 0, scales = 0, weights = 0;                      // operands
+  int64_t x = 0, attended = 0, qkv = 0, up = 0, logits = 0;  // floats
+  int64_t inputs = 0, scales = 0, weights = 0;               // operands
 
   BatchSpace() = default;
   BatchSpace(const Config& c, int64_t context, int64_t qkv_outputs, int64_t up_outputs) {
@@ -64,7 +64,7 @@ struct BatchSpace {
         std::clamp(kMostLogitBytes / (c.n_vocab * int64_t(sizeof(float))) / kRows * kRows, kRows, kMostBatch);
     logit_tokens = std::min(logit_tokens, tokens);
     const int64_t q = c.n_heads * c.head_dim, widest = std::max({c.n_embd, q, c.n_ff});
-    x = h = floats(tokens, c.n_embd);
+    x = floats(tokens, c.n_embd);
     attended = floats(tokens, q);
     qkv = floats(tokens, qkv_outputs);
     up = floats(tokens, up_outputs);
@@ -77,7 +77,7 @@ struct BatchSpace {
       weights = std::max(weights, cuda::operand_bytes(padded(N), K));
     weights = std::min(weights, std::max(kMostWeightBytes, cuda::operand_bytes(padded(1), widest)));
   }
-  int64_t bytes() const { return x + h + attended + qkv + up + logits + inputs + scales + weights; }
+  int64_t bytes() const { return x + attended + qkv + up + logits + inputs + scales + 2 * weights; }
 };
 
 /// Parts of a group that follow each other in one zigzag layout: one launch.
@@ -155,15 +155,19 @@ struct CudaDecoder::Impl {
   BatchSpace space;
   /// The same of a batch's tokens; its inputs and weights as operands.
   struct {
-    float *x = nullptr, *h = nullptr, *attended = nullptr, *qkv_y = nullptr, *up_y = nullptr;
+    float *x = nullptr, *attended = nullptr, *qkv_y = nullptr, *up_y = nullptr;
     float* scales = nullptr;
-    std::byte *inputs = nullptr, *weights = nullptr;
+    std::byte *inputs = nullptr, *weights[2] = {};
   } batch;
+  /// Weights become f16 while the product before runs, in the two work spaces by turns.
+  cuda::Stream ahead;
+  cuda::Event written[2], read[2];
+  int turn = 0;
   bool moved = false;  // the device has not been told the position yet
   std::vector<float> host_logits;
   std::optional<cuda::Graph> dense_token, sparse_token;
 
-  explicit Impl(cuda::Device& d) : device(d), stream(d) {}
+  explicit Impl(cuda::Device& d) : device(d), stream(d, true), ahead(d) {}
 
   cuda::Buffer take(int64_t bytes, const char* what) { return cuda::Buffer(device, bytes, what); }
   const float* upload(std::span<const float> values) {
@@ -204,12 +208,12 @@ struct CudaDecoder::Impl {
   cuda::Heads heads_of(const Layer& layer, int64_t index, float* of_qkv);
   /// x [M, K] as an operand; K: of the group.
   cuda::Operand make_inputs(const Group& group, const cuda::GemmInputs& args, int64_t M);
-  /// Outputs [first, first + count) of the group's weights, f16.
-  cuda::Operand make_weights(const Group& group, int64_t first, int64_t count);
+  /// Outputs [first, first + count) of the group's weights, f16, in the work space `to`.
+  cuda::Operand make_weights(cuda::Stream& on, const Group& group, int64_t first, int64_t count, std::byte* to);
   /// y[M, N], rows `stride` apart, += or = the group's product.
   void multiply(const Group& group, const cuda::Operand& inputs, int64_t N, bool add, float* y, int64_t stride);
-  /// h = norm(x) of a batch.
-  void norm_batch(int64_t M, const float* weight, const float* bias);
+  /// The residual stream of a batch through a norm.
+  cuda::GemmInputs normed(const float* weight, const float* bias) const;
   /// Runs tokens at once, dense, as far as the residual stream.
   void run_batch(std::span<const int32_t> of);
   /// Logits of the batch's M tokens.
@@ -344,11 +348,11 @@ void CudaDecoder::Impl::take_workspace(const CudaDecoderOptions& options) {
   const auto part = [&](auto*& pointer, int64_t bytes) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(std::exchange(at, at + bytes));
   };
-  part(batch.weights, space.weights);
+  part(batch.weights[0], space.weights);
+  part(batch.weights[1], space.weights);
   part(batch.inputs, space.inputs);
   part(batch.scales, space.scales);
   part(batch.x, space.x);
-  part(batch.h, space.h);
   part(batch.attended, space.attended);
   part(batch.qkv_y, space.qkv);
   part(batch.up_y, space.up);
@@ -545,8 +549,9 @@ cuda::Operand CudaDecoder::Impl::make_inputs(const Group& group, const cuda::Gem
   return inputs.to;
 }
 
-cuda::Operand CudaDecoder::Impl::make_weights(const Group& group, int64_t first, int64_t count) {
-  const cuda::Operand all = {batch.weights, group.scale + first, count, group.K()};
+cuda::Operand CudaDecoder::Impl::make_weights(cuda::Stream& on, const Group& group, int64_t first, int64_t count,
+                                              std::byte* to) {
+  const cuda::Operand all = {to, group.scale + first, count, group.K()};
   /// The slice's share of outputs [at, at + N) of the group: from which on, and the operand.
   const auto share = [&](int64_t at, int64_t N) {
     const int64_t begin = std::max(first, at), end = std::min(first + count, at + N);
@@ -557,11 +562,11 @@ cuda::Operand CudaDecoder::Impl::make_weights(const Group& group, int64_t first,
   };
   for (const ZigzagRun& run : group.runs) {
     const auto [begin, part] = share(run.at, run.columns.rows * 256);
-    if (part.rows > 0) cuda::launch_gemm_weights(device, stream, *run.layout, run.columns, begin, part);
+    if (part.rows > 0) cuda::launch_gemm_weights(device, on, *run.layout, run.columns, begin, part);
   }
   for (const RowPart& row : group.rows) {
     const auto [begin, part] = share(row.at, row.weights.N);
-    if (part.rows > 0) cuda::launch_gemm_weights(device, stream, row.weights, begin, part);
+    if (part.rows > 0) cuda::launch_gemm_weights(device, on, row.weights, begin, part);
   }
   return all;
 }
@@ -569,28 +574,25 @@ cuda::Operand CudaDecoder::Impl::make_weights(const Group& group, int64_t first,
 void CudaDecoder::Impl::multiply(const Group& group, const cuda::Operand& inputs, int64_t N, bool add, float* y,
                                  int64_t stride) {
   const int64_t at_once = space.weights / cuda::operand_bytes(padded(1), inputs.K) * padded(1);
-  for (int64_t first = 0; first < N; first += at_once) {
+  for (int64_t first = 0; first < N; first += at_once, turn ^= 1) {
+    const int64_t count = std::min(at_once, N - first);
+    ahead.wait(read[turn]);
     cuda::GemmArgs args;
     args.x = inputs;
-    args.w = make_weights(group, first, std::min(at_once, N - first));
+    args.w = make_weights(ahead, group, first, count, batch.weights[turn]);
+    written[turn].record(ahead);
+    stream.wait(written[turn]);
     args.bias = group.start == nullptr ? nullptr : group.start + first;
     args.add = add;
     args.y = y + first;
     args.stride = stride;
     cuda::launch_gemm(device, stream, args);
+    read[turn].record(stream);
   }
 }
 
-void CudaDecoder::Impl::norm_batch(int64_t M, const float* weight, const float* bias) {
-  cuda::NormArgs args;
-  args.x = batch.x;
-  args.weight = weight;
-  args.bias = bias;
-  args.eps = config.norm_eps;
-  args.M = M;
-  args.K = config.n_embd;
-  args.y = batch.h;
-  cuda::launch_norm(device, stream, args);
+cuda::GemmInputs CudaDecoder::Impl::normed(const float* weight, const float* bias) const {
+  return {.x = batch.x, .stride = config.n_embd, .norm = weight, .norm_bias = bias, .eps = config.norm_eps, .to = {}};
 }
 
 void CudaDecoder::Impl::run_batch(std::span<const int32_t> of) {
@@ -603,8 +605,7 @@ void CudaDecoder::Impl::run_batch(std::span<const int32_t> of) {
   cuda::GemmInputs inputs;
   for (int64_t index = 0; index < c.n_layers; ++index) {
     const Layer& layer = layers[size_t(index)];
-    norm_batch(M, layer.attn_norm, layer.attn_norm_bias);
-    inputs = {.x = batch.h, .stride = c.n_embd, .to = {}};
+    inputs = normed(layer.attn_norm, layer.attn_norm_bias);
     multiply(layer.qkv, make_inputs(layer.qkv, inputs, M), layer.qkv.outputs, false, batch.qkv_y, layer.qkv.outputs);
 
     cuda::BatchAttentionArgs attention;
@@ -619,8 +620,7 @@ void CudaDecoder::Impl::run_batch(std::span<const int32_t> of) {
     inputs = {.x = batch.attended, .stride = attention.out_stride, .to = {}};
     multiply(layer.o, make_inputs(layer.o, inputs, M), c.n_embd, true, batch.x, c.n_embd);
 
-    norm_batch(M, layer.ffn_norm, layer.ffn_norm_bias);
-    inputs = {.x = batch.h, .stride = c.n_embd, .to = {}};
+    inputs = normed(layer.ffn_norm, layer.ffn_norm_bias);
     multiply(layer.up, make_inputs(layer.up, inputs, M), layer.up.outputs, false, batch.up_y, layer.up.outputs);
     const bool swiglu = c.mlp == Mlp::swiglu;
     inputs = {.gate = swiglu ? cuda::Gate::swiglu : cuda::Gate::relu,
@@ -635,8 +635,7 @@ void CudaDecoder::Impl::run_batch(std::span<const int32_t> of) {
 }
 
 void CudaDecoder::Impl::score_batch(int64_t M, const Decoder::LogitsSink& sink) {
-  norm_batch(M, output_norm, output_norm_bias);
-  const cuda::Operand inputs = make_inputs(head, {.x = batch.h, .stride = config.n_embd, .to = {}}, M);
+  const cuda::Operand inputs = make_inputs(head, normed(output_norm, output_norm_bias), M);
   host_logits.resize(size_t(std::min(M, space.logit_tokens) * config.n_vocab));
   for (int64_t first = 0; first < M; first += space.logit_tokens) {
     cuda::Operand part = inputs;  // whole tiles

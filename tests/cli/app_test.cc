@@ -85,13 +85,13 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
     more.insert(more.begin(), bench.begin(), bench.end());
     return more;
   };
-  expect_error(with({}), "no prefill yet");
   expect_error({"bench", "--device", "cuda", "--spqt", "--deterministic"}, "--deterministic");
   expect_error(with({"--spqt", "--parts", "table2"}), "--parts table2");
   expect_error(with({"--what", "linear", "--tune"}), "--tune");
   expect_error({"bench", kModel, "--tune"}, "--tune");
   expect_error({"tune", kModel, "--device", "cuda", "--quick"}, "--quick");
   expect_error({"tune", kModel, "--thresholds", "t.gguf"}, "--thresholds");
+  expect_error(with({"--what", "prefill", "--act-sparsity", "50"}), "a prompt runs dense");
   expect_error(with({"--what", "linear", "--tokens", "2"}), "of one token of --synthetic SHAPE");
   expect_error({"bench", kModel, "--device", "cuda", "--what", "linear"}, "of one token of --synthetic SHAPE");
   expect_error(with({"--what", "linear", "--layout", "q4_K"}), "no kernel reads q4_K; those that one reads: zz4_k");

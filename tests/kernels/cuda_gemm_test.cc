@@ -41,26 +41,35 @@ std::vector<float> random_values(int64_t count, uint64_t seed, double scale = 1)
   return out;
 }
 
-/// Where a canonical block has its f16 scales and its codes.
+/// Where a canonical block has its f16 scales and its codes. zz8: a superblock is eight blocks.
 struct Fields {
   std::vector<size_t> halves;
   size_t codes_begin, codes_end;
+  int64_t bytes;  // of a block
 };
 Fields fields(Id id) {
+  const int64_t bytes = layout::get(id).block_bytes;
   switch (id) {
     case Id::q4_0:
-      return {{0}, 2, 18};
+      return {{0}, 2, 18, bytes};
     case Id::q8_0:
-      return {{0}, 2, 34};
+    case Id::zz8:
+      return {{0}, 2, 34, 34};
+    case Id::zz2_k:
+      return {{80, 82}, 16, 80, bytes};
     case Id::q3_K:
-      return {{108}, 0, 96};
+    case Id::zz3_k:
+      return {{108}, 0, 96, bytes};
     case Id::q4_K:
     case Id::zz4_k:
-      return {{0, 2}, 16, 144};
+      return {{0, 2}, 16, 144, bytes};
+    case Id::zz5_k:
+      return {{0, 2}, 16, 176, bytes};
     case Id::q6_K:
-      return {{208}, 0, 192};
+    case Id::zz6_k:
+      return {{208}, 0, 192, bytes};
     default:
-      return {{}, 0, 0};
+      return {{}, 0, 0, bytes};
   }
 }
 
@@ -74,7 +83,7 @@ std::vector<std::byte> random_bytes(const layout::Layout& l, int64_t N, int64_t 
   };
   if (!fields(l.id).halves.empty()) {
     for (std::byte& byte : bytes) byte = std::byte(rng.next() >> 56);
-    for (size_t at = 0; at < bytes.size(); at += size_t(l.block_bytes))
+    for (size_t at = 0; at < bytes.size(); at += size_t(fields(l.id).bytes))
       for (const size_t offset : fields(l.id).halves) put_half(at + offset, rng.normal() * size);
     return bytes;
   }
@@ -97,16 +106,18 @@ std::vector<float> decode(const layout::Layout& l, int64_t N, int64_t K, const s
   return out;
 }
 
-/// The largest weight that a place's scales allow.
+/// The largest weight that a place's scales allow; codes of all zeros and all ones are its ends (q8_0's -1: 1 / 128 of
+/// that).
 std::vector<float> magnitudes(const layout::Layout& l, int64_t N, int64_t K, std::vector<std::byte> bytes) {
   const Fields f = fields(l.id);
   std::vector<float> out;
   for (const int code : {0, 255}) {
-    for (size_t at = 0; at < bytes.size() && f.codes_end > 0; at += size_t(l.block_bytes))
+    for (size_t at = 0; at < bytes.size() && f.codes_end > 0; at += size_t(f.bytes))
       std::memset(&bytes[at + f.codes_begin], code, f.codes_end - f.codes_begin);
     const auto end = decode(l, N, K, bytes);
     out.resize(end.size());
-    for (size_t i = 0; i < end.size(); ++i) out[i] = std::max(out[i], std::abs(end[i]));
+    const float size = l.id == Id::q8_0 || l.id == Id::zz8 ? 128 : 1;
+    for (size_t i = 0; i < end.size(); ++i) out[i] = std::max(out[i], std::abs(end[i]) * size);
   }
   return out;
 }
@@ -166,7 +177,7 @@ std::vector<float> multiply(const Weight& w, const std::vector<float>& x, int64_
   const int64_t at_once = std::min(how.slice, (w.N + 255) / 256 * 256);
   const OnDevice<std::byte> w_tiles(size_t(cuda::operand_bytes(at_once, w.K)));
   const cuda::Operand operand = {x_tiles.data(), x_scale.data(), M, w.K};
-  cuda::launch_gemm_inputs(device(), stream(), {cuda::Gate::none, x_there.data(), nullptr, w.K, operand});
+  cuda::launch_gemm_inputs(device(), stream(), {.x = x_there.data(), .stride = w.K, .to = operand});
   for (int64_t first = 0; first < w.N; first += at_once) {
     cuda::GemmArgs args;
     args.x = operand;
@@ -233,7 +244,9 @@ void check(const Weight& w, const std::vector<float>& x, int64_t M, const Run& h
     error += std::pow(double(got[i]) - expected.y[i], 2);
     size += std::pow(expected.y[i], 2);
   }
-  if (got.size() >= 64) EXPECT_LT(std::sqrt(error / size), 1e-3) << w.l.name;
+  if (got.size() >= 64) {
+    EXPECT_LT(std::sqrt(error / size), 1e-3) << w.l.name;
+  }
 }
 
 bool has_wgmma() { return device().info().major == 9; }
@@ -246,7 +259,7 @@ std::vector<GemmKernel> kernels_here() {
 class CudaGemm : public testing::TestWithParam<Id> {};
 INSTANTIATE_TEST_SUITE_P(Layouts, CudaGemm,
                          testing::Values(Id::f32, Id::f16, Id::bf16, Id::q4_0, Id::q8_0, Id::q3_K, Id::q4_K, Id::q6_K,
-                                         Id::zz4_k),
+                                         Id::zz2_k, Id::zz3_k, Id::zz4_k, Id::zz5_k, Id::zz6_k, Id::zz8),
                          [](const auto& test) { return std::string(layout::get(test.param).name); });
 
 std::vector<int64_t> widths(const layout::Layout& l) {
@@ -297,10 +310,11 @@ TEST_P(CudaGemm, WhatIsNotFiniteStaysInItsRowAndColumn) {
       broken[17 * K + 100] = bad;
       const auto got = multiply(w, broken, M, {.kernel = kernel});
       for (int64_t i = 0; i < M * N; ++i) {
-        if (i / N == 17)
+        if (i / N == 17) {
           ASSERT_FALSE(std::isfinite(got[size_t(i)])) << bad;
-        else
+        } else {
           ASSERT_EQ(got[size_t(i)], finite[size_t(i)]) << bad;
+        }
       }
     }
     if (fields(l.id).halves.empty()) continue;
@@ -383,7 +397,8 @@ TEST(CudaGemmRange, GatesOnTheWay) {
         x.push_back(float(gate == cuda::Gate::relu ? std::max(g, 0.0) : g / (1 + std::exp(-g)) * up));
       }
     const cuda::Operand x_to = {x_tiles.data(), scale.data(), M, K}, w_to = {w_tiles.data(), w.scale.data(), N, K};
-    cuda::launch_gemm_inputs(device(), stream(), {gate, there.data(), there.data() + 352, stride, x_to});
+    cuda::launch_gemm_inputs(device(), stream(),
+                             {.gate = gate, .x = there.data(), .up = there.data() + 352, .stride = stride, .to = x_to});
     w.write(0, w_to);
     cuda::GemmArgs args;
     args.x = x_to, args.w = w_to;
@@ -395,6 +410,49 @@ TEST(CudaGemmRange, GatesOnTheWay) {
   }
 }
 
+/// Rows as wide as each of the kernels takes them.
+TEST(CudaGemmRange, NormsOnTheWay) {
+  LACUNA_NEED_DEVICE();
+  const layout::Layout& l = layout::get(Id::f16);
+  for (const int64_t K : {37, 2100, 8200, 20000, 40001}) {
+    const int64_t N = 5, M = 3, stride = K + 7;
+    const Weight w(l, N, K, random_bytes(l, N, K, 15));
+    const auto values = random_values(M * stride, 16, 3), norm = random_values(K, 17), bias = random_values(K, 18);
+    const OnDevice<float> there(values), norm_there(norm), bias_there(bias);
+    const OnDevice<float> scale{static_cast<size_t>(M)}, y{static_cast<size_t>(M * N)};
+    const OnDevice<std::byte> x_tiles(size_t(cuda::operand_bytes(M, K))), w_tiles(size_t(cuda::operand_bytes(N, K)));
+    for (const bool by_mean : {false, true}) {
+      std::vector<float> x;
+      for (int64_t m = 0; m < M; ++m) {
+        const float* const row = values.data() + m * stride;
+        double mean = 0, squares = 0;
+        for (int64_t k = 0; k < K && by_mean; ++k) mean += row[k] / double(K);
+        for (int64_t k = 0; k < K; ++k) squares += std::pow(row[k] - mean, 2) / double(K);
+        for (int64_t k = 0; k < K; ++k)
+          x.push_back(
+              float((row[k] - mean) / std::sqrt(squares + 1e-5) * norm[size_t(k)] + (by_mean ? bias[size_t(k)] : 0)));
+      }
+      const cuda::Operand x_to = {x_tiles.data(), scale.data(), M, K}, w_to = {w_tiles.data(), w.scale.data(), N, K};
+      cuda::launch_gemm_inputs(device(), stream(),
+                               {.x = there.data(),
+                                .stride = stride,
+                                .norm = norm_there.data(),
+                                .norm_bias = by_mean ? bias_there.data() : nullptr,
+                                .eps = 1e-5f,
+                                .to = x_to});
+      w.write(0, w_to);
+      cuda::GemmArgs args;
+      args.x = x_to, args.w = w_to;
+      args.y = y.data(), args.stride = N;
+      cuda::launch_gemm(device(), stream(), args);
+      const auto got = y.values();
+      const Expected expected = expect(w, x, M, {});
+      // The norm's own f32 roundings are far below those to f16.
+      for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected.y[i], 1.01 * expected.bound[i]) << K;
+    }
+  }
+}
+
 TEST(CudaGemmRange, ErrorsSayWhatDoesNotRun) {
   LACUNA_NEED_DEVICE();
   const OnDevice<float> scale(size_t{256});
@@ -403,6 +461,8 @@ TEST(CudaGemmRange, ErrorsSayWhatDoesNotRun) {
   cuda::GemmArgs args;
   args.x = a, args.w = b;
   EXPECT_THROW(cuda::launch_gemm(device(), stream(), args), Error);
+  const cuda::Operand wide = {tiles.data(), scale.data(), 1, 65537};
+  EXPECT_THROW(cuda::launch_gemm_inputs(device(), stream(), {.to = wide}), Error);
   EXPECT_THROW(cuda::launch_gemm_weights(device(), stream(), layout::get(Id::zz4_k), {}, 3, a), Error);
   EXPECT_THROW(cuda::launch_gemm_weights(device(), stream(), layout::get(Id::f32), cuda::Columns{}, 0, a), Error);
 }

@@ -28,9 +28,13 @@ void Buffer::upload(std::span<const std::byte>, int64_t) { refuse(); }
 void Buffer::download(std::span<std::byte>, int64_t) const { refuse(); }
 void Buffer::copy_within(int64_t, int64_t, int64_t) { refuse(); }
 void Buffer::fill(uint8_t) { refuse(); }
-Stream::Stream(Device&) { refuse(); }
+Stream::Stream(Device&, bool) { refuse(); }
 Stream::~Stream() {}
 void Stream::synchronize() { refuse(); }
+void Stream::wait(const Event&) { refuse(); }
+Event::Event() { refuse(); }
+Event::~Event() {}
+void Event::record(Stream&) { refuse(); }
 Graph::Graph(Stream&, const std::function<void()>&) { refuse(); }
 Graph::~Graph() {}
 void Graph::launch(Stream&) { refuse(); }

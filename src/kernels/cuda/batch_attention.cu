@@ -80,28 +80,33 @@ __global__ void __launch_bounds__(kThreads) attend_batch(const __grid_constant__
   commit_copies();
 
   // Queries: a power of two brings a row's largest element to [2^10, 2^11), then two f16 hold 22 bits of it.
-  for (int r = warp; r < kRows; r += kWarps) {
-    const int64_t row = row0 + r;
-    float v[kD / 32];
-    uint32_t largest = 0;
+  constexpr int kAtOnce = 4;
+  for (int r0 = warp * (kRows / kWarps); r0 < (warp + 1) * (kRows / kWarps); r0 += kAtOnce) {
+    float v[kAtOnce][kD / 32];
 #pragma unroll
-    for (int i = 0; i < kD / 32; ++i) {
-      const int d = i * 32 + lane;
-      v[i] =
-          row < rows && d < D ? __ldcg(h.q + row / group * h.q_stride + (kv_head * group + row % group) * D + d) : 0.0f;
-      largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t row = row0 + r0 + i, token = row / group;
+      const float* const q = h.q + token * h.q_stride + (kv_head * group + (row - token * group)) * D;
+#pragma unroll
+      for (int j = 0; j < kD / 32; ++j) v[i][j] = row < rows && j * 32 + lane < D ? __ldcg(q + j * 32 + lane) : 0.0f;
     }
-    const int exponent = int(__reduce_max_sync(~0u, largest) >> 23);
-    const int clamped = exponent == 255 ? 137 : min(max(exponent, 27), 240);
-    const float up = __uint_as_float(uint32_t(264 - clamped) << 23),
-                down = __uint_as_float(uint32_t(clamped - 10) << 23);
-    if (lane == 0) factors[r] = down * a.scale * 1.44269504088896f;  // exponentials are powers of two
 #pragma unroll
-    for (int i = 0; i < kD / 32; ++i) {
-      const int d = i * 32 + lane, at = place<kD>(r, d / 8) + d % 8 * 2;
-      const __half top = __float2half_rn(v[i] * up);
-      *reinterpret_cast<__half*>(high + at) = top;
-      *reinterpret_cast<__half*>(low + at) = __float2half_rn(v[i] * up - __half2float(top));
+    for (int i = 0; i < kAtOnce; ++i) {
+      uint32_t largest = 0;
+#pragma unroll
+      for (const float value : v[i]) largest = max(largest, __float_as_uint(value) & 0x7fffffffu);
+      const int exponent = int(__reduce_max_sync(~0u, largest) >> 23);
+      const int clamped = exponent == 255 ? 137 : min(max(exponent, 27), 240);
+      const float up = __uint_as_float(uint32_t(264 - clamped) << 23);
+      const float down = __uint_as_float(uint32_t(clamped - 10) << 23);
+      if (lane == 0) factors[r0 + i] = down * a.scale * 1.44269504088896f;  // exponentials are powers of two
+#pragma unroll
+      for (int j = 0; j < kD / 32; ++j) {
+        const int d = j * 32 + lane, at = place<kD>(r0 + i, d / 8) + d % 8 * 2;
+        const __half top = __float2half_rn(v[i][j] * up);
+        *reinterpret_cast<__half*>(high + at) = top;
+        *reinterpret_cast<__half*>(low + at) = __float2half_rn(v[i][j] * up - __half2float(top));
+      }
     }
   }
   __syncthreads();
@@ -137,16 +142,16 @@ __global__ void __launch_bounds__(kThreads) attend_batch(const __grid_constant__
     for (int step = 0; step < kD / 16; ++step) {
       const int at = place<kD>(warp * 16 + lane % 16, 2 * step + lane / 16);
       const MmaA q_high = load_a(high + at), q_low = load_a(low + at);
+      MmaB k[kKeys / 8];
 #pragma unroll
-      for (int j = 0; j < kKeys / 16; ++j) {
-        MmaB k[2];
-        load_b(key_tile + place<kD>(16 * j + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2), k[0], k[1]);
+      for (int j = 0; j < kKeys / 16; ++j)
+        load_b(key_tile + place<kD>(16 * j + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2), k[2 * j],
+               k[2 * j + 1]);
+        // A sum's two products lie apart, so that none waits for the other.
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          multiply(scores[2 * j + e], q_low, k[e]);
-          multiply(scores[2 * j + e], q_high, k[e]);
-        }
-      }
+      for (int j = 0; j < kKeys / 8; ++j) multiply(scores[j], q_low, k[j]);
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) multiply(scores[j], q_high, k[j]);
     }
     const bool all_seen = t0 + kKeys - 1 <= first_at && t0 >= all_see_from;
     float highest[2] = {top[0], top[1]};

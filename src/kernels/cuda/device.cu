@@ -139,9 +139,18 @@ void Buffer::fill(uint8_t byte) {
 
 // ---- Stream, Graph, Stopwatch ----
 
-Stream::Stream(Device&) { check_cuda(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking)); }
+Stream::Stream(Device&, bool urgent) {
+  int least = 0, greatest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  check_cuda(cudaStreamCreateWithPriority(&handle_, cudaStreamNonBlocking, urgent ? greatest : least));
+}
 Stream::~Stream() { cudaStreamDestroy(handle_); }
 void Stream::synchronize() { check_cuda(cudaStreamSynchronize(handle_)); }
+void Stream::wait(const Event& event) { check_cuda(cudaStreamWaitEvent(handle_, event.handle_, 0)); }
+
+Event::Event() { check_cuda(cudaEventCreateWithFlags(&handle_, cudaEventDisableTiming)); }
+Event::~Event() { cudaEventDestroy(handle_); }
+void Event::record(Stream& stream) { check_cuda(cudaEventRecord(handle_, stream.handle())); }
 
 Graph::Graph(Stream& stream, const std::function<void()>& record) {
   check_cuda(cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeThreadLocal));

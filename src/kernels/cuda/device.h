@@ -83,19 +83,39 @@ class Buffer {
   int64_t bytes_ = 0;
 };
 
+class Event;
+
 /// Work in order.
 class Stream {
  public:
-  explicit Stream(Device& device);
+  /// Where two streams have work for a multiprocessor, that of the urgent one comes first.
+  explicit Stream(Device& device, bool urgent = false);
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
   CUstream_st* handle() const { return handle_; }
   /// Waits for the work; throws Error when any of it failed.
   void synchronize();
+  /// What is launched after this begins when the event has come; at once where it was never recorded.
+  void wait(const Event& event);
 
  private:
   CUstream_st* handle_ = nullptr;
+};
+
+/// A point in a stream's work.
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  /// Comes when what was launched so far has ended.
+  void record(Stream& stream);
+
+ private:
+  friend class Stream;
+  CUevent_st* handle_ = nullptr;
 };
 
 /// Launches recorded once and replayed as one.

@@ -8,7 +8,7 @@
 namespace lacuna::cuda {
 namespace {
 
-constexpr int kInputThreads = 256;
+constexpr int kInputThreads = 512;
 
 /// Columns k to k + 7 of a token; zeros from K on.
 __device__ __forceinline__ void load_inputs(const GemmInputs& a, int64_t at, int64_t k, bool aligned, float v[8]) {
@@ -28,33 +28,66 @@ __device__ __forceinline__ void load_inputs(const GemmInputs& a, int64_t at, int
   }
 }
 
-/// One block a token: the largest magnitude, then the values.
+/// One block a token, all of it in registers: kPieces times 8 columns a thread.
+template <int kPieces>
 __global__ void __launch_bounds__(kInputThreads) write_inputs(const __grid_constant__ GemmInputs a) {
-  __shared__ uint32_t of_warp[kInputThreads / 32];
+  __shared__ SumStorage sums[2];
+  __shared__ uint32_t of_warp[kMostBlockWarps];
   launch_dependents();
   wait_for_predecessors();
-  const int64_t m = blockIdx.x, at = m * a.stride, tiles = (a.to.K + kTileColumns - 1) / kTileColumns;
+  const int64_t m = blockIdx.x, tiles = (a.to.K + kTileColumns - 1) / kTileColumns;
   const bool aligned = a.stride % 4 == 0;
-  uint32_t largest = 0;
-  for (int64_t k = threadIdx.x * 8; k < a.to.K; k += kInputThreads * 8) {
-    float v[8];
-    load_inputs(a, at, k, aligned, v);
+  const auto column = [](int r) { return (int64_t(r) * blockDim.x + threadIdx.x) * 8; };
+  float v[kPieces][8];
 #pragma unroll
-    for (const float value : v) largest = max(largest, __float_as_uint(value) & 0x7fffffffu);
+  for (int r = 0; r < kPieces; ++r) load_inputs(a, m * a.stride, column(r), aligned, v[r]);
+
+  if (a.norm != nullptr) {
+    float mean = 0, squares = 0;
+    if (a.norm_bias != nullptr) {
+      float sum = 0;
+#pragma unroll
+      for (int r = 0; r < kPieces; ++r)
+        sum += ((v[r][0] + v[r][1]) + (v[r][2] + v[r][3])) + ((v[r][4] + v[r][5]) + (v[r][6] + v[r][7]));
+      mean = cluster_sum(sum, sums[0]) / float(a.to.K);
+    }
+#pragma unroll
+    for (int r = 0; r < kPieces; ++r)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (column(r) + i < a.to.K) v[r][i] -= mean;
+        squares = fmaf(v[r][i], v[r][i], squares);
+      }
+    const float inverse = 1 / sqrtf(cluster_sum(squares, sums[1]) / float(a.to.K) + a.eps);
+#pragma unroll
+    for (int r = 0; r < kPieces; ++r)
+#pragma unroll
+      for (int half = 0; half < 8; half += 4) {
+        float weight[4], bias[4] = {};
+        load4(a.norm, column(r) + half, a.to.K, true, weight);
+        if (a.norm_bias != nullptr) load4(a.norm_bias, column(r) + half, a.to.K, true, bias);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[r][half + i] = v[r][half + i] * inverse * weight[i] + bias[i];
+      }
   }
+
+  uint32_t largest = 0;
+#pragma unroll
+  for (int r = 0; r < kPieces; ++r)
+#pragma unroll
+    for (const float value : v[r]) largest = max(largest, __float_as_uint(value) & 0x7fffffffu);
   largest = __reduce_max_sync(~0u, largest);
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
   __syncthreads();
-#pragma unroll
-  for (const uint32_t other : of_warp) largest = max(largest, other);
+  largest = __reduce_max_sync(~0u, threadIdx.x % 32 < blockDim.x / 32 ? of_warp[threadIdx.x % 32] : 0);
   const float scale = scale_of(largest), inverse = inverse_of(scale);
   if (threadIdx.x == 0) a.to.scale[m] = scale;
-  for (int64_t k = threadIdx.x * 8; k < tiles * kTileColumns; k += kInputThreads * 8) {
-    float v[8];
-    load_inputs(a, at, k, aligned, v);
-    *reinterpret_cast<uint4*>(a.to.tiles + operand_place(m, k / 8, tiles)) =
-        make_uint4(pack_halves(v[0] * inverse, v[1] * inverse), pack_halves(v[2] * inverse, v[3] * inverse),
-                   pack_halves(v[4] * inverse, v[5] * inverse), pack_halves(v[6] * inverse, v[7] * inverse));
+#pragma unroll
+  for (int r = 0; r < kPieces; ++r) {
+    if (column(r) >= tiles * kTileColumns) break;
+    *reinterpret_cast<uint4*>(a.to.tiles + operand_place(m, column(r) / 8, tiles)) = make_uint4(
+        pack_halves(v[r][0] * inverse, v[r][1] * inverse), pack_halves(v[r][2] * inverse, v[r][3] * inverse),
+        pack_halves(v[r][4] * inverse, v[r][5] * inverse), pack_halves(v[r][6] * inverse, v[r][7] * inverse));
   }
 }
 
@@ -65,8 +98,26 @@ int64_t operand_bytes(int64_t rows, int64_t K) {
 }
 
 void launch_gemm_inputs(const Device& device, Stream& stream, const GemmInputs& args) {
-  if (args.to.rows > 0)
-    launch_kernel(device, stream, write_inputs, {dim3(unsigned(args.to.rows)), kInputThreads}, args);
+  if (args.to.rows <= 0) return;
+  const int64_t pieces = tiles_of_row(args.to.K) * (kTileColumns / 8);
+  constexpr int64_t kMostPieces = kInputThreads * 16;
+  if (pieces > kMostPieces)
+    throw Error("--device cuda: {} inputs of a token; the kernels of several tokens take at most {}", args.to.K,
+                kMostPieces * 8);
+  const auto launch = [&](auto kernel, int64_t of_thread) {
+    const auto threads = int((pieces + 32 * of_thread - 1) / (32 * of_thread) * 32);
+    launch_kernel(device, stream, kernel, {dim3(unsigned(args.to.rows)), threads}, args);
+  };
+  if (pieces <= kInputThreads / 2)
+    launch(write_inputs<1>, 1);
+  else if (pieces <= kInputThreads * 2)
+    launch(write_inputs<2>, 2);
+  else if (pieces <= kInputThreads * 4)
+    launch(write_inputs<4>, 4);
+  else if (pieces <= kInputThreads * 8)
+    launch(write_inputs<8>, 8);
+  else
+    launch(write_inputs<16>, 16);
 }
 
 void launch_gemm(const Device& device, Stream& stream, const GemmArgs& args) {

@@ -34,9 +34,14 @@ struct GemmInputs {
   const float* x = nullptr;   // [M, K], rows `stride` apart, aligned to 16 bytes
   const float* up = nullptr;  // as x, swiglu
   int64_t stride = 0;
+  /// norm(x) * norm (+ norm_bias) is taken, as NormArgs says; nullptr: x.
+  const float* norm = nullptr;  // [K]
+  const float* norm_bias = nullptr;
+  float eps = 0;
   Operand to;  // rows: M. Its scales are written too
 };
-/// The tokens' inputs as an operand. Each value is off by 2^-11 of itself, or 2^-39 of its row's largest.
+/// The tokens' inputs as an operand; at most 65536 of each. Each value is off by 2^-11 of itself, or 2^-39 of its row's
+/// largest.
 void launch_gemm_inputs(const Device& device, Stream& stream, const GemmInputs& args);
 
 /// scale[n] of every output as Operand::scale says; scale: [256 rows], or [N]. Once for each weight. Waits for nothing.

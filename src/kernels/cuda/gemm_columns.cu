@@ -7,8 +7,7 @@ namespace lacuna::cuda {
 namespace {
 
 const GemmColumnsKernel& kernel_of(const layout::Layout& layout) {
-  for (const auto find : {gemm_columns_zz4_k})
-    if (const GemmColumnsKernel* kernel = find(layout.id)) return *kernel;
+  if (const GemmColumnsKernel* kernel = gemm_columns_kernel(layout.id)) return *kernel;
   column_form(layout);  // throws, naming those that there are
   throw Error("--device cuda: no kernel of several tokens reads {}", layout.name);
 }

@@ -1,5 +1,5 @@
 // src/kernels/cuda/gemm_columns.cuh - operands of prepared zigzag columns (prepared.h), for any layout. For
-// gemm_columns_*.cu.
+// gemm_columns_layouts.cu.
 //
 // A block has one superblock row (256 outputs) and 64 columns, whose codes and scales go through shared memory. A
 // thread has 8 outputs, those of a lane of the GEMV, and 8 columns: eight pieces of the operand. Neighbours have
@@ -7,7 +7,8 @@
 //
 // Frag: kCodeBytes, kHeaderBytes, kGroups (of outputs that share a scale), and
 //   Scale scale(const std::byte* header, int group);                what a weight of the group is computed with
-//   float weight(const std::byte* codes, int lane, int i, Scale);   output 8 lane + i of a column
+//   Codes codes(const std::byte* column, int lane);                 outputs 8 lane to 8 lane + 7
+//   float weight(Codes, int i, Scale);                              output i of them; zero where the scale is {0, 0}
 #pragma once
 
 #include "kernels/cuda/gemm_tile.cuh"
@@ -28,7 +29,7 @@ struct GemmColumns {
 
 /// kLargest: no operand is written; scale becomes the largest magnitudes.
 template <class Frag, bool kLargest>
-__global__ void __launch_bounds__(256) write_columns(const __grid_constant__ GemmColumns p) {
+__global__ void __launch_bounds__(256, 4) write_columns(const __grid_constant__ GemmColumns p) {
   constexpr int kColumns = kTileColumns, kPieces = kColumns / 8;
   constexpr int kEight = 8 * Frag::kCodeBytes + 16;  // bytes of eight columns, padded against bank conflicts
   constexpr int kScales = kColumns + kColumns / 8;   // of a group, padded
@@ -54,33 +55,32 @@ __global__ void __launch_bounds__(256) write_columns(const __grid_constant__ Gem
   const int piece = int(threadIdx.x) % kPieces, lane = int(threadIdx.x) / kPieces;
   const ColumnScale* const own = scales[lane * Frag::kGroups / 32] + 9 * piece;
   float* const scale = p.scale + int64_t(blockIdx.y) * 256 + 8 * lane;
-  float weights[8][8];  // [output][column]
+  typename Frag::Codes column[8];
+  ColumnScale of_column[8];
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const bool here = 8 * piece + j < columns;
-    const ColumnScale s = own[j];
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      weights[i][j] = here ? Frag::weight(codes + piece * kEight + j * Frag::kCodeBytes, lane, i, s) : 0.0f;
+    column[j] = Frag::codes(codes + piece * kEight + j * Frag::kCodeBytes, lane);
+    of_column[j] = own[j];
   }
   const int64_t row = int64_t(blockIdx.y) * 256 + 8 * lane;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
+    float v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = Frag::weight(column[j], i, of_column[j]);
     if constexpr (kLargest) {
       uint32_t largest = 0;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) largest = max(largest, __float_as_uint(weights[i][j]) & 0x7fffffffu);
+      for (const float value : v) largest = max(largest, __float_as_uint(value) & 0x7fffffffu);
 #pragma unroll
       for (int step = 1; step < kPieces; step *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, step));
       if (piece == 0) atomicMax(reinterpret_cast<unsigned*>(scale + i), largest);
     } else {
-      const float inverse = inverse_of(__ldg(scale + i));
-      uint32_t halves[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) halves[j] = pack_halves(weights[i][2 * j] * inverse, weights[i][2 * j + 1] * inverse);
-      *reinterpret_cast<uint4*>(p.tiles +
-                                operand_place(row + i, int64_t(blockIdx.x) * kPieces + piece, p.tiles_of_row)) =
-          make_uint4(halves[0], halves[1], halves[2], halves[3]);
+      const float f = inverse_of(__ldg(scale + i));
+      const int64_t place = operand_place(row + i, int64_t(blockIdx.x) * kPieces + piece, p.tiles_of_row);
+      *reinterpret_cast<uint4*>(p.tiles + place) =
+          make_uint4(pack_halves(v[0] * f, v[1] * f), pack_halves(v[2] * f, v[3] * f), pack_halves(v[4] * f, v[5] * f),
+                     pack_halves(v[6] * f, v[7] * f));
     }
   }
 }
@@ -93,7 +93,7 @@ struct GemmColumnsKernel {
 template <class Frag>
 inline constexpr GemmColumnsKernel kGemmColumnsKernel = {Frag::kCodeBytes, Frag::kHeaderBytes,
                                                          write_columns<Frag, false>, write_columns<Frag, true>};
-/// nullptr for layouts of other files.
-const GemmColumnsKernel* gemm_columns_zz4_k(layout::Id id);
+/// nullptr for layouts without one.
+const GemmColumnsKernel* gemm_columns_kernel(layout::Id id);
 
 }  // namespace lacuna::cuda

@@ -66,11 +66,8 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_mma(const __grid_constant__ 
     for (int half = 0; half < 2; ++half) {
       const int m = int(blockIdx.x) * kTileRows + row0 + 16 * i + 8 * half + lane / 4;
       if (m >= p.M) continue;
-      const float scale = __ldcg(p.x_scale + m);
-#pragma unroll
-      for (int j = 0; j < kWarpColumns / 8; ++j)
-        store_pair(p, m, int(blockIdx.y) * kTileRows + column0 + 8 * j + lane % 4 * 2, scale,
-                   make_float2(sums[i][j][2 * half], sums[i][j][2 * half + 1]));
+      store_row<kWarpColumns / 8>(p, m, int(blockIdx.y) * kTileRows + column0 + lane % 4 * 2,
+                                  [&](int j) { return make_float2(sums[i][j][2 * half], sums[i][j][2 * half + 1]); });
     }
 }
 

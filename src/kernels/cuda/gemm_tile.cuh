@@ -47,27 +47,39 @@ struct GemmParams {
   bool add, pairs;  // pairs: two neighbours of y may be written at once
 };
 
-/// Sums of outputs n and n + 1 (even) of token m become results.
-__device__ __forceinline__ void store_pair(const GemmParams& p, int m, int n, float x_scale, float2 sums) {
-  if (n >= p.N) return;
+/// Sums of outputs n + 8 j and the one after, n even, of token m become results. sum(j): that pair.
+template <int kPairs, class Sum>
+__device__ __forceinline__ void store_row(const GemmParams& p, int m, int n, const Sum& sum) {
+  const float x_scale = __ldcg(p.x_scale + m);
   float* const y = p.y + m * p.stride + n;
-  const bool both = n + 1 < p.N;
-  float a = sums.x * x_scale * __ldg(p.w_scale + n), b = both ? sums.y * x_scale * __ldg(p.w_scale + n + 1) : 0.0f;
-  if (p.bias != nullptr) {
-    a += __ldg(p.bias + n);
-    if (both) b += __ldg(p.bias + n + 1);
-  }
-  if (both && p.pairs) {
-    float2* const to = reinterpret_cast<float2*>(y);
-    if (p.add) {
-      const float2 before = *to;
-      a += before.x, b += before.y;
-    }
-    *to = make_float2(a, b);
+  const auto result = [&](float s, int output) {
+    const float v = s * x_scale * __ldg(p.w_scale + output);
+    return p.bias != nullptr ? v + __ldg(p.bias + output) : v;
+  };
+  if (!p.pairs || n + 8 * (kPairs - 1) + 2 > p.N) {
+    for (int j = 0; j < kPairs; ++j)
+      for (int e = 0; e < 2; ++e) {
+        if (n + 8 * j + e >= p.N) return;
+        const float v = result(e == 0 ? sum(j).x : sum(j).y, n + 8 * j + e);
+        y[8 * j + e] = p.add ? y[8 * j + e] + v : v;
+      }
     return;
   }
-  y[0] = p.add ? y[0] + a : a;
-  if (both) y[1] = p.add ? y[1] + b : b;
+  constexpr int kAtOnce = kPairs < 8 ? kPairs : 8;  // all loads before the first store
+#pragma unroll
+  for (int first = 0; first < kPairs; first += kAtOnce) {
+    float2 before[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      before[j] = p.add ? *reinterpret_cast<const float2*>(y + 8 * (first + j)) : make_float2(0, 0);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int at = 8 * (first + j);
+      const float2 s = sum(first + j);
+      *reinterpret_cast<float2*>(y + at) =
+          make_float2(before[j].x + result(s.x, n + at), before[j].y + result(s.y, n + at + 1));
+    }
+  }
 }
 
 void launch_gemm_mma(const Device& device, Stream& stream, const GemmParams& params);
