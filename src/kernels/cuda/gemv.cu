@@ -47,6 +47,7 @@ GemvParams make_params(const ColumnForm& form, const GemvPlan& plan, const GemvA
   p.early_headers = early(plan.early_headers, form.header_bytes);
   p.zero_quads = unsigned(args.zero_count / 4);
   p.workspace = args.workspace;
+  p.has_sibling = args.has_sibling, p.is_sibling = args.is_sibling;
   return p;
 }
 
@@ -85,6 +86,7 @@ void launch_gemv(const Device& device, Stream& stream, const layout::Layout& lay
     throw Error("{} segments of {} columns; there must be {} to {}", plan.segments, K, least_segments(K),
                 kMostSegments);
   if (args.up != nullptr && args.inputs == Inputs::list) throw Error("a gate's inputs are not taken from a list");
+  if (args.is_sibling && args.zero != nullptr) throw Error("a sibling launch clears nothing");
   if (args.weights.rows == 0) return;
   if (args.weights.rows > kMostRows)
     throw Error("{} superblock rows; the CUDA kernels take at most {}", args.weights.rows, kMostRows);

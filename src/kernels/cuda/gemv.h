@@ -60,6 +60,11 @@ struct GemvArgs {
   float* zero = nullptr;
   int64_t zero_count = 0;
   Workspace workspace;
+  /// A sibling reads the inputs of the launch before it in the stream and writes other outputs: weights of one input in
+  /// several layouts. The two may run at the same time: the first lets the second start when their inputs are there,
+  /// and the second waits for the first only before it ends. A sibling's `zero` must be nullptr.
+  bool has_sibling = false;  // the next launch is a sibling
+  bool is_sibling = false;
 };
 
 /// The kernels that exist for a layout, `segments` left open: what a tuner tries.
