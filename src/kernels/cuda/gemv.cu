@@ -67,7 +67,8 @@ std::span<const GemvPlan> kernel_plans(const layout::Layout& layout) {
 GemvPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Columns& weights, Inputs inputs) {
   GemvPlan plan = kernels_of(layout)[0].plan;
   const int64_t blocks = int64_t{device.multiprocessors} * plan.resident / plan.warps;
-  const int64_t most = std::clamp<int64_t>(weights.K / (4 * plan.warps), 1, kMostSegments);
+  // With less than half a chunk a warp, what every block has to do weighs more than what it reads.
+  const int64_t most = std::clamp<int64_t>(weights.K / (plan.chunk / 2 * plan.warps), 1, kMostSegments);
   plan.segments = int(std::max<int64_t>(least_segments(weights.K),
                                         std::clamp<int64_t>(blocks / std::max<int64_t>(1, weights.rows), 1, most)));
   if (inputs != Inputs::dense) plan.early_headers = 1, plan.early_codes = 0.15f;
