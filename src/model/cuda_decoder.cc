@@ -378,8 +378,12 @@ void CudaDecoder::Impl::run(const Group& group, int64_t layer, Input input, cons
     args.zero = clear.data;
     args.zero_count = clear.count;
     args.y = y + run.at;
-    if (arrived.bytes() > 0)
+    if (arrived.bytes() > 0) {  // one work space for all: they follow each other
       args.workspace = {partial.as<float>(), arrived.as<uint32_t>(), group.start ? group.start + run.at : nullptr};
+    } else {
+      args.has_sibling = &run != &group.runs.back();
+      args.is_sibling = &run != &group.runs.front();
+    }
     cuda::launch_gemv(device, stream, *run.layout, sparse ? run.sparse : run.dense, args);
     clear = {};
   }
