@@ -42,7 +42,7 @@ if [ "$cuda" = ON ]; then
   options+=("-DCMAKE_CUDA_COMPILER=$nvcc")
 fi
 if command -v ccache >/dev/null; then
-  options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
   export CCACHE_BASEDIR=$PWD  # clones and worktrees find each other's objects
 fi
 cmake --preset "$preset" "${options[@]}" -Wno-dev >/dev/null

@@ -42,6 +42,8 @@ def decode_rows(program: str, shape: str, sparsity: float, args) -> list[dict]:
                "--json", "--runs", str(args.runs), "--context", args.depths, "--gen", str(args.tokens), "--prompt", str(args.prompt)]
     if sparsity:
         command += ["--act-sparsity", f"{sparsity:g}"]
+    if args.tune:
+        command += ["--tune"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"error: {shlex.join(command)}: {done.stderr.strip()}")
@@ -168,6 +170,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="of decode: tokens in a run")
     parser.add_argument("--prompt", type=int, default=512, help="of decode: tokens of a prefill")
     parser.add_argument("--rounds", type=int, default=3, help="of decode")
+    parser.add_argument("--tune", action="store_true", help="of decode: find the fastest plans before each timing")
     args = parser.parse_args()
     if args.what == "decode":
         return finish(args, decoding(args))
