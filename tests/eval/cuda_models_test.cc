@@ -48,7 +48,7 @@ std::string text() {
   const auto wikitext = test::shared_data() / "text/wikitext2-raw.test.txt";
   return test::read_text(std::filesystem::exists(wikitext)
                              ? wikitext
-                             : std::filesystem::path(LACUNA_SOURCE_DIR) / "scripts/data/quickstart.txt");
+                             : std::filesystem::path(test::kSourceDir) / "scripts/data/quickstart.txt");
 }
 
 size_t best(std::span<const float> logits) {

@@ -233,7 +233,7 @@ TEST(SmolLM2, SparsePerplexityEqualsTokenByToken) {
   write_as(*path, dir.file("zz4_k.gguf"), layout::Id::zz4_k);
   for (const std::string& file : {*path, dir.file("zz4_k.gguf")}) {
     Model model(file);
-    const std::string text = std::string(LACUNA_SOURCE_DIR) + "/scripts/data/quickstart.txt";
+    const std::string text = std::string(test::kSourceDir) + "/scripts/data/quickstart.txt";
     const std::vector<int32_t> ids = ids_of(model, text);
     const model::Thresholds thresholds = calibrated(model, ids, 0.4);
     const Outcome batch = run(*model.decoder, ids, thresholds, true),

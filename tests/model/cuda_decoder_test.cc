@@ -181,6 +181,10 @@ TEST_F(CudaDecoderTest, MixedLogitsAreThoseOfTheCpu) {
   }
 }
 
+/// With inputs left out a product's error moves the logits of these small models by as much as in ZigzagLogits..., or
+/// somewhat more; an input too many or too few moves them by 0.1 and more.
+constexpr double kSparseBound = 0.06;
+
 /// Thresholds that leave a third of all inputs out, whatever the inputs are: no rounding moves one over its threshold.
 Thresholds third_by_norms(const Config& config) {
   Thresholds thresholds;
@@ -212,10 +216,11 @@ TEST_F(CudaDecoderTest, MixedLeavesOutWhatTheCpuLeavesOut) {
         model.decoder->set_sparsity(SparsityOptions{thresholds, 2, false});
         gpu->set_sparsity(SparsityOptions{thresholds, 2, false});
         gpu->truncate(0);
-        EXPECT_LT(worst_difference(*model.decoder, *gpu), 0.03);  // the gate is taken by the product where that can
+        EXPECT_LT(worst_difference(*model.decoder, *gpu),
+                  kSparseBound);  // the gate is taken by the product where that can
         gpu->count_inputs(true);
         gpu->truncate(0);
-        EXPECT_LT(worst_difference(*model.decoder, *gpu), 0.03);  // in a launch of its own
+        EXPECT_LT(worst_difference(*model.decoder, *gpu), kSparseBound);  // in a launch of its own
         EXPECT_GT(gpu->sparsity_counts().share(), 0);
         EXPECT_DOUBLE_EQ(gpu->sparsity_counts().share(), model.decoder->sparsity_counts().share());
         model.decoder->set_sparsity(std::nullopt);
@@ -292,7 +297,7 @@ TEST_F(CudaDecoderTest, MixedLeavesOutByNorms) {
   model.decoder->set_sparsity(SparsityOptions{thresholds, 2, false});
   const auto gpu = load(model);
   gpu->set_sparsity(SparsityOptions{thresholds, 2, false});
-  EXPECT_LT(worst_difference(*model.decoder, *gpu), 0.03);
+  EXPECT_LT(worst_difference(*model.decoder, *gpu), kSparseBound);
 }
 
 // wina's norms make other inputs small: thresholds by magnitude with the same numbers leave out others.
@@ -304,11 +309,11 @@ TEST_F(CudaDecoderTest, ZigzagLeavesOutByNorms) {
   const auto gpu = load(model);
   gpu->count_inputs(true);
   gpu->set_sparsity(SparsityOptions{by_norms, 2, false});
-  EXPECT_LT(worst_difference(*model.decoder, *gpu), 0.03);
+  EXPECT_LT(worst_difference(*model.decoder, *gpu), kSparseBound);
   const double expected = model.decoder->sparsity_counts().share(), found = gpu->sparsity_counts().share();
   gpu->count_inputs(false);  // the gate is then taken by the product
   gpu->truncate(0);
-  EXPECT_LT(worst_difference(*model.decoder, *gpu), 0.03);
+  EXPECT_LT(worst_difference(*model.decoder, *gpu), kSparseBound);
   gpu->count_inputs(true);
   EXPECT_GT(expected, 0.3);
   EXPECT_NEAR(found, expected, 1e-3);
