@@ -41,6 +41,9 @@ if [ "$cuda" = ON ]; then
   nvcc=$(cuda_compiler "$install")
   options+=("-DCMAKE_CUDA_COMPILER=$nvcc")
 fi
-if command -v ccache >/dev/null; then options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
+if command -v ccache >/dev/null; then
+  options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  export CCACHE_BASEDIR=$PWD  # clones and worktrees find each other's objects
+fi
 cmake --preset "$preset" "${options[@]}" -Wno-dev >/dev/null
 cmake --build --preset "$preset" ${targets[@]+--target "${targets[@]}"}

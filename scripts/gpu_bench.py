@@ -25,8 +25,8 @@ SHAPES = {
 GROUP = 128
 
 
-def lacuna_rows(program: str, shape: str, sparsity: float, runs: int) -> list[dict]:
-    command = [program, "bench", "--synthetic", shape, "--device", "cuda", "--what", "linear", "--layout", "zz4_k", "--json", "--runs", str(runs),
+def lacuna_rows(program: str, shape: str, layout: str, sparsity: float, runs: int) -> list[dict]:
+    command = [program, "bench", "--synthetic", shape, "--device", "cuda", "--what", "linear", "--layout", layout, "--json", "--runs", str(runs),
                "--layers", str(SHAPES[shape][0])]
     if sparsity:
         command += ["--act-sparsity", f"{sparsity:g}"]
@@ -157,6 +157,8 @@ def main() -> int:
     parser.add_argument("--lacuna", required=True, help="the program, built with the CUDA backend")
     parser.add_argument("--what", choices=["linear", "decode"], default="linear")
     parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="default: 7B, 8B, 13B and 70B; of decode 7B and 1B")
+    parser.add_argument("--layout", action="append", metavar="ZIGZAG", help="of linear: zz2_k to zz8; default: zz4_k")
+    parser.add_argument("--no-peer", action="store_true", help="of linear: without PyTorch's kernel")
     parser.add_argument("--sparsity", default="0,25,40,50,65", help="percentages, separated by commas")
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--commit", help="what the program was built from; default: git's HEAD")
@@ -171,17 +173,18 @@ def main() -> int:
         return finish(args, decoding(args))
     rows = []
     for shape in args.shape or [shape for shape in SHAPES if shape != "llama-3.2-1b"]:
-        peer = torch_row(shape, args.runs)
+        peer = None if args.no_peer else torch_row(shape, args.runs)
         if peer:
             rows.append(peer)
-        for sparsity in args.sparsity.split(","):
-            rows += lacuna_rows(args.lacuna, shape, float(sparsity), args.runs)
+        for layout in args.layout or ["zz4_k"]:
+            for sparsity in args.sparsity.split(","):
+                rows += lacuna_rows(args.lacuna, shape, layout, float(sparsity), args.runs)
         for row in [row for row in rows if row["shape"] == shape]:
             if peer:
                 row["speedup_over_int4pack"] = round(peer["median_ms"] / row["median_ms"], 3)
             ratio = f"{row['speedup_over_int4pack']:.2f}x" if peer else ""
             ceiling = f"{100 * row['gb_s'] / row['ceiling_gb_s']:.0f}%" if "ceiling_gb_s" in row else ""
-            print(f"{shape:<12} {100 * row['act_sparsity']:4.0f}%  {row['what']:<44} {row['median_ms']:8.4f} ms ({row['min_ms']:.4f} to {row['max_ms']:.4f})  "
+            print(f"{shape:<12} {row['layout']:<9} {100 * row['act_sparsity']:4.0f}%  {row['what']:<44} {row['median_ms']:8.4f} ms ({row['min_ms']:.4f} to {row['max_ms']:.4f})  "
                   f"{row['gb_s']:7.1f} GB/s {ceiling:>4} {ratio:>6}", flush=True)
     return finish(args, rows)
 
@@ -192,6 +195,7 @@ def finish(args, rows: list[dict]) -> int:
         query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True, capture_output=True, text=True)
         device, driver = (part.strip() for part in query.stdout.splitlines()[0].split(","))
         command = ["scripts/gpu_bench.sh", *(f"--shape={shape}" for shape in args.shape or []), f"--sparsity={args.sparsity}", f"--runs={args.runs}"]
+        command += [*(f"--layout={layout}" for layout in args.layout or []), *(["--no-peer"] if args.no_peer else [])]
         if args.what == "decode":
             command += ["--what=decode", f"--depths={args.depths}", f"--tokens={args.tokens}", f"--prompt={args.prompt}", f"--rounds={args.rounds}",
                         *(["--llama-bench=llama-bench"] if args.llama_bench else [])]

@@ -10,17 +10,17 @@
 #include <iterator>
 #include <string>
 
+#include "paths.h"
+
 namespace lacuna::test {
 
 /// A file or folder under tests/fixtures.
-inline std::string fixture(const std::string& name) {
-  return std::string(LACUNA_SOURCE_DIR) + "/tests/fixtures/" + name;
-}
+inline std::string fixture(const std::string& name) { return std::string(kSourceDir) + "/tests/fixtures/" + name; }
 
 /// The folder of shared data: $LACUNA_SHARED_DATA, else ../shared/data beside the source tree.
 inline std::filesystem::path shared_data() {
   if (const char* path = std::getenv("LACUNA_SHARED_DATA")) return path;
-  return std::filesystem::path(LACUNA_SOURCE_DIR) / ".." / "shared" / "data";
+  return std::filesystem::path(kSourceDir) / ".." / "shared" / "data";
 }
 
 inline std::string read_text(const std::filesystem::path& path) {

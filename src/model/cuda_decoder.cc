@@ -341,6 +341,8 @@ void CudaDecoder::Impl::run(const Group& group, int64_t layer, Input input, cons
     args.zero = clear.data;
     args.zero_count = clear.count;
     args.y = y + run.at;
+    args.has_sibling = &run != &group.runs.back();
+    args.is_sibling = &run != &group.runs.front();
     cuda::launch_gemv(device, stream, *run.layout, sparse ? run.sparse : run.dense, args);
     clear = {};
   }

@@ -10,6 +10,7 @@
 #include "calibrate/sensitivity.h"
 #include "core/error.h"
 #include "core/rng.h"
+#include "loaded_model.h"
 #include "test_support.h"
 
 namespace lacuna::calibrate {
@@ -58,15 +59,9 @@ TEST(Histogram, CountsByEdges) {
   EXPECT_EQ(histogram.counts({0, 1, 2}), (std::vector<int64_t>{2, 2, 2}));
 }
 
-struct Model {
-  io::Checkpoint checkpoint;
-  ThreadPool pool;
-  std::unique_ptr<model::Decoder> decoder;
+struct Model : test::LoadedModel {
   std::vector<int32_t> ids;
-  explicit Model(const std::string& path)
-      : checkpoint(io::Checkpoint::open(path)),
-        pool(2),
-        decoder(model::Decoder::load(checkpoint, pool, {kernels::Prepare::automatic, false})) {
+  explicit Model(const std::string& path) : LoadedModel(path) {
     Rng rng(11);
     for (int i = 0; i < 512; ++i) ids.push_back(int32_t(rng.below(uint64_t(decoder->config().n_vocab))));
   }

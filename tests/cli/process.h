@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "paths.h"
+
 namespace lacuna::test {
 
 struct Finished {
@@ -61,7 +63,7 @@ inline Finished run_lacuna(const std::vector<std::string>& arguments, const RunO
     }
     for (const int fd : options.closed) ::close(fd);
     for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
-    std::vector<char*> argv{const_cast<char*>(LACUNA_BINARY)};
+    std::vector<char*> argv{const_cast<char*>(kProgram)};
     for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
     argv.push_back(nullptr);
     ::signal(SIGINT, SIG_DFL);  // a shell in the background may have left it ignored

@@ -15,6 +15,7 @@
 #include "eval/perplexity.h"
 #include "io/quantize.h"
 #include "kernels/cuda_support.h"
+#include "loaded_model.h"
 #include "model/cuda_decoder.h"
 #include "model/decoder.h"
 #include "test_support.h"
@@ -25,16 +26,9 @@ namespace {
 constexpr int64_t kContext = 512, kWindows = 8;
 constexpr int kGreedyTokens = 64;
 
-struct Model {
-  io::Checkpoint checkpoint;
-  ThreadPool pool;
-  std::unique_ptr<model::Decoder> decoder;
+struct Model : test::LoadedModel {
   Tokenizer tokenizer;
-  explicit Model(const std::string& path)
-      : checkpoint(io::Checkpoint::open(path)),
-        pool(usable_cores()),
-        decoder(model::Decoder::load(checkpoint, pool, {kernels::Prepare::automatic, false})),
-        tokenizer(checkpoint.vocabulary()) {}
+  explicit Model(const std::string& path) : LoadedModel(path, usable_cores()), tokenizer(checkpoint.vocabulary()) {}
 };
 
 /// docs22m is in the shared data, the others where `lacuna pull` puts them.
@@ -54,7 +48,7 @@ std::string text() {
   const auto wikitext = test::shared_data() / "text/wikitext2-raw.test.txt";
   return test::read_text(std::filesystem::exists(wikitext)
                              ? wikitext
-                             : std::filesystem::path(LACUNA_SOURCE_DIR) / "scripts/data/quickstart.txt");
+                             : std::filesystem::path(test::kSourceDir) / "scripts/data/quickstart.txt");
 }
 
 size_t best(std::span<const float> logits) {

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "io/gguf_writer.h"
+#include "loaded_model.h"
 #include "test_support.h"
 
 namespace lacuna::eval {
@@ -17,14 +18,8 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-struct Model {
-  io::Checkpoint checkpoint;
-  ThreadPool pool;
-  std::unique_ptr<model::Decoder> decoder;
-  explicit Model(const std::string& path)
-      : checkpoint(io::Checkpoint::open(path)),
-        pool(2),
-        decoder(model::Decoder::load(checkpoint, pool, {kernels::Prepare::automatic, false})) {}
+struct Model : test::LoadedModel {
+  using LoadedModel::LoadedModel;
   Tokenizer tokenizer(bool bos) const {
     Vocabulary vocabulary = checkpoint.vocabulary();
     vocabulary.add_bos = bos;

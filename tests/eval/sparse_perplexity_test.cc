@@ -12,6 +12,7 @@
 #include "calibrate/calibrate.h"
 #include "eval/perplexity.h"
 #include "io/quantize.h"
+#include "loaded_model.h"
 #include "model/decoder.h"
 #include "test_support.h"
 
@@ -21,15 +22,7 @@ namespace {
 using model::kInputs;
 constexpr int64_t kTokens = 256, kPrefix = 4;
 
-struct Model {
-  io::Checkpoint checkpoint;
-  ThreadPool pool;
-  std::unique_ptr<model::Decoder> decoder;
-  explicit Model(const std::string& path)
-      : checkpoint(io::Checkpoint::open(path)),
-        pool(2),
-        decoder(model::Decoder::load(checkpoint, pool, {kernels::Prepare::automatic, false})) {}
-};
+using Model = test::LoadedModel;
 
 /// What a run of kTokens gave: the loss of every token but the first, all logits, the sizes that were compared.
 struct Outcome {
@@ -240,7 +233,7 @@ TEST(SmolLM2, SparsePerplexityEqualsTokenByToken) {
   write_as(*path, dir.file("zz4_k.gguf"), layout::Id::zz4_k);
   for (const std::string& file : {*path, dir.file("zz4_k.gguf")}) {
     Model model(file);
-    const std::string text = std::string(LACUNA_SOURCE_DIR) + "/scripts/data/quickstart.txt";
+    const std::string text = std::string(test::kSourceDir) + "/scripts/data/quickstart.txt";
     const std::vector<int32_t> ids = ids_of(model, text);
     const model::Thresholds thresholds = calibrated(model, ids, 0.4);
     const Outcome batch = run(*model.decoder, ids, thresholds, true),

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "eval/perplexity.h"
+#include "loaded_model.h"
 #include "model/decoder.h"
 #include "test_support.h"
 #include "tokenizer/tokenizer.h"
@@ -15,15 +16,9 @@
 namespace lacuna::eval {
 namespace {
 
-struct Model {
-  io::Checkpoint checkpoint;
-  ThreadPool pool;
-  std::unique_ptr<model::Decoder> decoder;
+struct Model : test::LoadedModel {
   Tokenizer tokenizer;
-  explicit Model(const std::string& path)
-      : checkpoint(io::Checkpoint::open(path)),
-        decoder(model::Decoder::load(checkpoint, pool, {kernels::Prepare::automatic, false})),
-        tokenizer(checkpoint.vocabulary()) {}
+  explicit Model(const std::string& path) : LoadedModel(path, usable_cores()), tokenizer(checkpoint.vocabulary()) {}
 };
 
 /// prompt and `count` greedy tokens after it.
@@ -82,7 +77,7 @@ TEST(Stories260K, ExpectedTextComesOutCharacterForCharacter) {
   LACUNA_NEED_SHARED("models/stories260K");
   const auto data = test::shared_data() / "models/stories260K";
   const test::TempDir folder;
-  const std::string command = std::string("python3 ") + LACUNA_SOURCE_DIR + "/scripts/convert_llama2c.py " +
+  const std::string command = std::string("python3 ") + test::kSourceDir + "/scripts/convert_llama2c.py " +
                               (data / "stories260K.bin").string() + " " + (data / "tok512.model").string() + " " +
                               folder.path().string();
   ASSERT_EQ(std::system(command.c_str()), 0);
@@ -98,7 +93,7 @@ TEST(Stories260K, ConverterRefusesACutFile) {
   const test::TempDir folder;
   const std::string bytes = test::read_text(data / "stories260K.bin");
   std::ofstream(folder.file("cut.bin"), std::ios::binary) << bytes.substr(0, bytes.size() - 1);
-  const std::string command = std::string("python3 ") + LACUNA_SOURCE_DIR + "/scripts/convert_llama2c.py " +
+  const std::string command = std::string("python3 ") + test::kSourceDir + "/scripts/convert_llama2c.py " +
                               folder.file("cut.bin") + " " + (data / "tok512.model").string() + " " +
                               folder.file("out") + " 2>/dev/null";
   EXPECT_NE(std::system(command.c_str()), 0);

@@ -17,6 +17,7 @@
 #include "core/rng.h"
 #include "core/scalar.h"
 #include "kernels/cuda/gemv.h"
+#include "kernels/cuda/ops.h"
 #include "kernels/cuda/prepared.h"
 #include "kernels/cuda_support.h"
 #include "kernels/support.h"
@@ -480,7 +481,8 @@ TEST_P(CudaGemv, EqualToTheThresholdCountsAndSoDoesMinusZeroAtZero) {
         if (threshold == 1.0f) {
           ASSERT_EQ(double(y[size_t(n)]), expected[size_t(n)]);
         } else {
-          ASSERT_NEAR(double(y[size_t(n)]), expected[size_t(n)], 1e-5);  // one below one is no short number
+          // One below one is no short number, and weights are at most 256.
+          ASSERT_NEAR(double(y[size_t(n)]), expected[size_t(n)], 2e-5);
         }
       }
     }
@@ -588,6 +590,65 @@ TEST_P(CudaGemv, AThousandTokensInAFixedOrderAreTheSameBits) {
   }
 }
 
+// As a decoder's layer has it: a launch writes the inputs and clears the outputs, three layouts read them, another
+// launch reads the outputs; again and again without a pause, with two inputs in turn.
+TEST_P(CudaGemv, SiblingsReadTheirInputsAndAreWaitedFor) {
+  constexpr int64_t K = 1200;
+  constexpr int kTokens = 200;
+  const std::pair<Id, int64_t> parts[] = {{Id::zz4_k, 2000}, {GetParam(), 700}, {Id::zz6_k, 4000}};
+  std::vector<Weight> weights;
+  std::vector<Loaded> there;
+  std::vector<int64_t> at;
+  int64_t outputs = 0;
+  for (const auto& [id, N] : parts) {
+    weights.push_back(make_weight(id, {N, K}, 0, uint64_t(51 + N), true));
+    there.push_back(load(weights.back().view));
+    at.push_back(outputs);
+    outputs += there.back().group.rows * 256;
+  }
+  const std::vector<float> inputs[] = {whole_inputs(K, 55), whole_inputs(K, 56)};
+  const cuda::Buffer sources[] = {to_device(inputs[0]), to_device(inputs[1])};
+  const cuda::Buffer x = to_device(std::vector<float>(size_t(K), kNan));
+  const cuda::Buffer y = to_device(std::vector<float>(size_t(outputs), kNan));
+  for (const Inputs how : {Inputs::dense, Inputs::threshold}) {
+    const cuda::Buffer results = to_device(std::vector<float>(size_t(outputs * kTokens), 0.0f));
+    for (int token = 0; token < kTokens; ++token) {
+      cuda::GateArgs gate;
+      gate.gate = cuda::Gate::none;
+      gate.x = sources[token % 2].as<float>();
+      gate.out = x.as<float>();
+      gate.count = K;
+      gate.preset = {y.as<float>(), outputs, nullptr};
+      cuda::launch_gate(device(), stream(), gate);
+      for (size_t i = 0; i < there.size(); ++i) {
+        GemvArgs args;
+        args.weights = there[i].columns();
+        args.inputs = how;
+        args.x = x.as<float>();
+        args.threshold = 1.5f;
+        args.y = y.as<float>() + at[i];
+        args.has_sibling = i + 1 < there.size();
+        args.is_sibling = i > 0;
+        const layout::Layout& l = *there[i].group.layout;
+        cuda::launch_gemv(device(), stream(), l, cuda::default_plan(device().info(), l, args.weights, how), args);
+      }
+      cuda::launch_add(device(), stream(), y.as<float>(), outputs, results.as<float>() + token * outputs);
+    }
+    stream().synchronize();
+    const std::vector<float> found = to_host<float>(results);
+    for (size_t i = 0; i < there.size(); ++i) {
+      std::vector<double> expected[2];
+      for (const size_t turn : {0, 1})
+        expected[turn] =
+            reference(weights[i], inputs[turn], how == Inputs::dense ? every(K) : active_of(inputs[turn], 1.5f));
+      for (int token = 0; token < kTokens; ++token)
+        for (int64_t n = 0; n < weights[i].view.shape.N; ++n)
+          ASSERT_EQ(double(found[size_t(token * outputs + at[i] + n)]), expected[token % 2][size_t(n)])
+              << "token " << token << ", part " << i << ", output " << n;
+    }
+  }
+}
+
 TEST_P(CudaGemv, SeventyThousandOutputsAndOffsetsPastTwoGib) {
   // 70,144 outputs or more, 2.3e9 bytes of codes or more.
   constexpr int64_t K = 65536;
@@ -635,6 +696,11 @@ TEST_P(CudaGemv, RefusesPlansThatNoKernelHas) {
     EXPECT_THROW(cuda::launch_gemv(device(), stream(), l, plan, args), Error) << segments;
   }
   plan.segments = 4;
+  args.is_sibling = true;
+  const cuda::Buffer zero = to_device(std::vector<float>(4));
+  args.zero = zero.as<float>();
+  EXPECT_THROW(cuda::launch_gemv(device(), stream(), l, plan, args), Error);
+  args.zero = nullptr;
   plan.chunk = 7;
   EXPECT_THROW(cuda::launch_gemv(device(), stream(), l, plan, args), Error);
 }

@@ -2,8 +2,6 @@
 // device needed.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <array>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -55,48 +53,42 @@ class Reader {
     const int s = n / 16;
     switch (id_) {
       case Id::zz2_k:
-        return scale(16) * float(header_[s] & 15) * float(pair(n)) - scale(18) * float(header_[s] >> 4);
+        return scale(16) * float(header_[s] & 15) * float(half(0, 2, n) >> (n % 4 * 2) & 3) -
+               scale(18) * float(header_[s] >> 4);
       case Id::zz3_k: {
         const int bits = (header_[s % 8] >> (s / 8 * 4) & 15) | (header_[8 + s % 4] >> (s / 4 * 2) & 3) << 4;
-        return scale(12) * float(bits - 32) * float((pair(n) | bit(64, n, {0, 4, 1, 5, 2, 6, 3, 7}) << 2) - 4);
+        const int first = half(0, 2, n), last = half(64, 1, n);
+        const int codes[] = {first & 7, first >> 3 & 7, (first >> 6 & 3) | (last >> 3 & 1) << 2, last & 7};
+        return scale(12) * float(bits - 32) * float(codes[n % 4] - 4);
       }
       case Id::zz4_k:
-        return affine(n, nibble(n));
-      case Id::zz5_k:
-        return affine(n, nibble(n) | bit(128, n, {0, 4, 2, 6, 1, 5, 3, 7}) << 4);
+        return affine(n, half(0, 4, n) >> (n % 4 * 4) & 15);
+      case Id::zz5_k: {
+        const int first = half(0, 4, n);
+        return affine(n, n % 4 < 3 ? first >> (n % 4 * 5) & 31 : half(128, 1, n) | (first >> 15) << 4);
+      }
       case Id::zz6_k: {
-        uint16_t high;
-        std::memcpy(&high, codes_ + 128 + n / 8 * 2, 2);
-        const int at = place({0, 2, 1, 3, 4, 6, 5, 7}, n);
-        return scale(16) * float(int8_t(header_[s])) * float((nibble(n) | (high >> (2 * at) & 3) << 4) - 32);
+        const int first = half(0, 4, n), last = half(128, 2, n);
+        const int codes[] = {first & 63, first >> 6 & 63, (last & 3) | first >> 12 << 2, last >> 2};
+        return scale(16) * float(int8_t(header_[s])) * float(codes[n % 4] - 32);
       }
       default:  // zz8
-        return scale(n / 32 * 2) * float(codes_[n / 8 * 8 + place({0, 1, 4, 5, 2, 3, 6, 7}, n)] - 128);
+        return scale(n / 32 * 2) * float(codes_[n / 8 * 8 + n % 4 / 2 * 4 + n % 8 / 4 * 2 + n % 2] - 128);
     }
   }
 
  private:
-  using Order = std::array<int, 8>;
-  /// Where output n is among the eight of its lane.
-  static int place(const Order& order, int n) {
-    return int(std::find(order.begin(), order.end(), n % 8) - order.begin());
-  }
   float scale(int at) const {
     f16 v;
     std::memcpy(&v, header_ + at, 2);
     return to_float(v);
   }
-  int nibble(int n) const {
-    uint32_t word;
-    std::memcpy(&word, codes_ + n / 8 * 4, 4);
-    return int(word >> (4 * (n % 8)) & 15);
+  /// The half that output n lies in, of its lane's number of so many bytes in the plane that begins at `plane`.
+  int half(int plane, int bytes, int n) const {
+    uint32_t word = 0;
+    std::memcpy(&word, codes_ + plane + n / 8 * bytes, size_t(bytes));
+    return int(word >> (n % 8 / 4 * bytes * 4) & ((uint32_t{1} << (bytes * 4)) - 1));
   }
-  int pair(int n) const {
-    uint16_t word;
-    std::memcpy(&word, codes_ + n / 8 * 2, 2);
-    return word >> (2 * (n % 8)) & 3;
-  }
-  int bit(int at, int n, const Order& order) const { return codes_[at + n / 8] >> place(order, n) & 1; }
   float affine(int n, int code) const {
     const layout::ScaleMin packed = layout::unpack_six_bit(header_ + 4, n / 32);
     return scale(0) * float(packed.scale) * float(code) - scale(2) * float(packed.min);

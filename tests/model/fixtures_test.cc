@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "model/decoder.h"
+#include "model/support.h"
 #include "test_support.h"
 
 namespace lacuna::model {
@@ -34,16 +35,6 @@ std::vector<std::string> names_in(const std::string& folder) {
   std::sort(names.begin(), names.end());
   return names;
 }
-
-struct Model {
-  io::Checkpoint checkpoint;
-  ThreadPool pool;
-  std::unique_ptr<Decoder> decoder;
-  explicit Model(const std::string& path, int threads = 2)
-      : checkpoint(io::Checkpoint::open(path)),
-        pool(threads),
-        decoder(Decoder::load(checkpoint, pool, {kernels::Prepare::automatic, false})) {}
-};
 
 /// Logits of all ids, run in pieces of `piece` tokens.
 std::vector<std::vector<float>> run(Decoder& decoder, const std::vector<int32_t>& ids, size_t piece) {

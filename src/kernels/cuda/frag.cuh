@@ -6,7 +6,7 @@
 //                                products overflows
 //   kHasMins                     factors() writes mins
 //   Codes, Header                of one lane and column: 8 outputs; of one column
-//   load_codes(codes, offset, lane)   offset: bytes from `codes` to the column
+//   load_codes(codes, offset, lane)   offset: bytes from `codes` to the column; see load_lane()
 //   load_header(headers, column)
 //   add(codes, factor, sums)     sums[p] += codes of outputs p and p + 4 times factor; codes are read as subnormal
 //   halves unit(p)                      what sums[p] is to be multiplied with: one over a code of 1 as add() reads it
@@ -22,6 +22,13 @@
 #include "kernels/cuda/ptx.cuh"
 
 namespace lacuna::cuda {
+
+/// The lane's number of a plane. offset: size_t where the compiler knows it, so that it becomes part of the
+/// instruction; uint32_t where it does not: sums of 32 bits take half the registers and instructions.
+template <class Number, class Offset>
+__device__ __forceinline__ auto load_lane(const std::byte* plane, Offset offset, int lane) {
+  return load_stream(reinterpret_cast<const Number*>(plane + (offset + Offset(lane) * Offset(sizeof(Number)))));
+}
 
 /// Bits of a where mask has ones, else those of b.
 __device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {

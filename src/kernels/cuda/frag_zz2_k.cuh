@@ -12,8 +12,9 @@ struct FragZz2K {
   using Header = ByteHeader;
   using Codes = uint32_t;
 
-  static __device__ __forceinline__ Codes load_codes(const std::byte* codes, uint32_t offset, int lane) {
-    return load_stream(reinterpret_cast<const uint16_t*>(codes + (offset + uint32_t(lane) * 2)));
+  template <class Offset>
+  static __device__ __forceinline__ Codes load_codes(const std::byte* codes, Offset offset, int lane) {
+    return load_lane<uint16_t>(codes, offset, lane);
   }
   static __device__ __forceinline__ Header load_header(const std::byte* headers, uint32_t column) {
     return ByteHeader::load(headers, column);

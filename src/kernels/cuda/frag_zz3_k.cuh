@@ -11,26 +11,27 @@ struct FragZz3K {
   static constexpr bool kHasMins = true;
   using Header = uint4;
   struct Codes {
-    uint32_t low, high;  // bits 0 and 1; bit 2
+    uint32_t half, byte;
   };
 
-  static __device__ __forceinline__ Codes load_codes(const std::byte* codes, uint32_t offset, int lane) {
-    const std::byte* const column = codes + offset;
-    return {load_stream(reinterpret_cast<const uint16_t*>(column + lane * 2)),
-            load_stream(reinterpret_cast<const uint8_t*>(column + 64 + lane))};
+  template <class Offset>
+  static __device__ __forceinline__ Codes load_codes(const std::byte* codes, Offset offset, int lane) {
+    return {load_lane<uint16_t>(codes, offset, lane), load_lane<uint8_t>(codes + 64, offset, lane)};
   }
   static __device__ __forceinline__ Header load_header(const std::byte* headers, uint32_t column) {
     return load_stream(reinterpret_cast<const uint4*>(headers) + column);
   }
   static __device__ __forceinline__ void add(Codes v, __half2 factor, __half2 sums[4]) {
-    const uint32_t low = spread_bytes(v.low);
-    const uint32_t high = v.high * 0x20004u;  // even bits of the byte to 2, 4, 6, 8, odd ones to 18, 20, 22, 24
-    sums[0] = __hfma2(as_half2(select_bits(0x00030003u, low, high) & 0x00070007u), factor, sums[0]);
-    sums[1] = __hfma2(as_half2(select_bits(0x000c000cu, low, high) & 0x001c001cu), factor, sums[1]);
-    sums[2] = __hfma2(as_half2(select_bits(0x00300030u, low, high) & 0x00700070u), factor, sums[2]);
-    sums[3] = __hfma2(as_half2(select_bits(0x00c000c0u, low, high) & 0x01c001c0u), factor, sums[3]);
+    const uint32_t first = spread_bytes(v.half);
+    const uint32_t last = v.byte * 0x20020u;  // the byte's halves to bits 5 to 8 and 21 to 24
+    sums[0] = __hfma2(as_half2(first & 0x00070007u), factor, sums[0]);
+    sums[1] = __hfma2(as_half2(first & 0x00380038u), factor, sums[1]);
+    sums[2] = __hfma2(as_half2(select_bits(0x00c000c0u, first, last) & 0x01c001c0u), factor, sums[2]);
+    sums[3] = __hfma2(as_half2(last & 0x00e000e0u), factor, sums[3]);
   }
-  static __device__ constexpr float unit(int p) { return 0x1p24f / float(1 << 2 * p); }
+  static __device__ constexpr float unit(int p) {
+    return p == 0 ? 0x1p24f : p == 1 ? 0x1p21f : p == 2 ? 0x1p18f : 0x1p19f;
+  }
 
   static __device__ __forceinline__ float magnitude(const Header& header, float x) {
     return x * __low2float(as_half2(header.w));

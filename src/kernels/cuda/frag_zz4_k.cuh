@@ -9,8 +9,9 @@ struct FragZz4K : SixBitHeader {
   static constexpr int kCodeBytes = 128;
   using Codes = uint32_t;
 
-  static __device__ __forceinline__ Codes load_codes(const std::byte* codes, uint32_t offset, int lane) {
-    return load_stream(reinterpret_cast<const uint32_t*>(codes + (offset + uint32_t(lane) * 4)));
+  template <class Offset>
+  static __device__ __forceinline__ Codes load_codes(const std::byte* codes, Offset offset, int lane) {
+    return load_lane<uint32_t>(codes, offset, lane);
   }
   static __device__ __forceinline__ void add(Codes v, __half2 factor, __half2 sums[4]) {
     const uint32_t high = v >> 8;

@@ -11,26 +11,24 @@ struct FragZz6K {
   static constexpr bool kHasMins = true;
   using Header = ByteHeader;
   struct Codes {
-    uint32_t low, high;  // bits 0..3 as in zz4_k; bits 4 and 5
+    uint32_t word, half;
   };
 
-  static __device__ __forceinline__ Codes load_codes(const std::byte* codes, uint32_t offset, int lane) {
-    const std::byte* const column = codes + offset;
-    return {load_stream(reinterpret_cast<const uint32_t*>(column + lane * 4)),
-            load_stream(reinterpret_cast<const uint16_t*>(column + 128 + lane * 2))};
+  template <class Offset>
+  static __device__ __forceinline__ Codes load_codes(const std::byte* codes, Offset offset, int lane) {
+    return {load_lane<uint32_t>(codes, offset, lane), load_lane<uint16_t>(codes + 128, offset, lane)};
   }
   static __device__ __forceinline__ Header load_header(const std::byte* headers, uint32_t column) {
     return ByteHeader::load(headers, column);
   }
   static __device__ __forceinline__ void add(Codes v, __half2 factor, __half2 sums[4]) {
-    const uint32_t low = v.low >> 8, spread = spread_bytes(v.high);
-    const uint32_t high = spread << 4, other = spread << 2;
-    sums[0] = __hfma2(as_half2(select_bits(0x000f000fu, v.low, high) & 0x003f003fu), factor, sums[0]);
-    sums[1] = __hfma2(as_half2(select_bits(0x00f000f0u, v.low, high) & 0x03f003f0u), factor, sums[1]);
-    sums[2] = __hfma2(as_half2(select_bits(0x000f000fu, low, other) & 0x003f003fu), factor, sums[2]);
-    sums[3] = __hfma2(as_half2(select_bits(0x00f000f0u, low, other) & 0x03f003f0u), factor, sums[3]);
+    const uint32_t upper = v.word >> 6, rest = spread_bytes(v.half);
+    sums[0] = __hfma2(as_half2(v.word & 0x003f003fu), factor, sums[0]);
+    sums[1] = __hfma2(as_half2(upper & 0x003f003fu), factor, sums[1]);
+    sums[2] = __hfma2(as_half2(select_bits(0x03c003c0u, upper, rest << 4) & 0x03f003f0u), factor, sums[2]);
+    sums[3] = __hfma2(as_half2(rest & 0x00fc00fcu), factor, sums[3]);
   }
-  static __device__ constexpr float unit(int p) { return p % 2 == 0 ? 0x1p24f : 0x1p20f; }
+  static __device__ constexpr float unit(int p) { return p == 2 ? 0x1p20f : p == 3 ? 0x1p22f : 0x1p24f; }
 
   static __device__ __forceinline__ float magnitude(const Header& header, float x) {
     return x * __low2float(as_half2(header.d));

@@ -13,8 +13,9 @@ struct FragZz8 {
   using Header = uint4;  // eight scales
   using Codes = uint2;
 
-  static __device__ __forceinline__ Codes load_codes(const std::byte* codes, uint32_t offset, int lane) {
-    return load_stream(reinterpret_cast<const uint2*>(codes + (offset + uint32_t(lane) * 8)));
+  template <class Offset>
+  static __device__ __forceinline__ Codes load_codes(const std::byte* codes, Offset offset, int lane) {
+    return load_lane<uint2>(codes, offset, lane);
   }
   static __device__ __forceinline__ Header load_header(const std::byte* headers, uint32_t column) {
     return load_stream(reinterpret_cast<const uint4*>(headers) + column);

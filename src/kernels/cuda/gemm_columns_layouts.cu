@@ -69,7 +69,10 @@ struct Zz3K {
     return {code_at<uint16_t>(column, 2 * lane), code_at<uint8_t>(column, 64 + lane)};
   }
   static __device__ __forceinline__ float weight(Codes v, int i, ColumnScale s) {
-    return Code::weight((v.low >> (2 * i) & 3) | (v.high >> (i % 4 * 2 + i / 4) & 1) << 2, s);
+    const int p = i % 4, half = i / 4;
+    const uint32_t low = v.low >> (8 * half), high = v.high >> (4 * half);
+    const uint32_t split = (low >> 6 & 3) | (high >> 3 & 1) << 2;  // of p = 2
+    return Code::weight(p < 2 ? low >> (3 * p) & 7 : p == 2 ? split : high & 7, s);
   }
 };
 
@@ -101,7 +104,9 @@ struct Zz5K {
     return {code_at<uint32_t>(column, 4 * lane), code_at<uint8_t>(column, 128 + lane)};
   }
   static __device__ __forceinline__ float weight(Codes v, int i, ColumnScale s) {
-    return Code::weight((v.low >> (4 * i) & 15) | (v.high >> (i % 2 * 4 + i % 4 / 2 * 2 + i / 4) & 1) << 4, s);
+    const int p = i % 4, half = i / 4;
+    const uint32_t low = v.low >> (16 * half), high = v.high >> (4 * half);
+    return Code::weight(p < 3 ? low >> (5 * p) & 31 : (high & 15) | (low >> 15 & 1) << 4, s);
   }
 };
 
@@ -118,7 +123,10 @@ struct Zz6K {
     return {code_at<uint32_t>(column, 4 * lane), code_at<uint16_t>(column, 128 + 2 * lane)};
   }
   static __device__ __forceinline__ float weight(Codes v, int i, ColumnScale s) {
-    return Code::weight((v.low >> (4 * i) & 15) | (v.high >> (i / 4 * 8 + i % 2 * 4 + i % 4 / 2 * 2) & 3) << 4, s);
+    const int p = i % 4, half = i / 4;
+    const uint32_t low = v.low >> (16 * half), high = v.high >> (8 * half);
+    const uint32_t split = (high & 3) | (low >> 12 & 15) << 2;  // of p = 2
+    return Code::weight(p < 2 ? low >> (6 * p) & 63 : p == 2 ? split : high >> 2 & 63, s);
   }
 };
 

@@ -47,6 +47,7 @@ GemvParams make_params(const ColumnForm& form, const GemvPlan& plan, const GemvA
   p.early_headers = early(plan.early_headers, form.header_bytes);
   p.zero_quads = unsigned(args.zero_count / 4);
   p.workspace = args.workspace;
+  p.has_sibling = args.has_sibling, p.is_sibling = args.is_sibling;
   return p;
 }
 
@@ -66,7 +67,8 @@ std::span<const GemvPlan> kernel_plans(const layout::Layout& layout) {
 GemvPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Columns& weights, Inputs inputs) {
   GemvPlan plan = kernels_of(layout)[0].plan;
   const int64_t blocks = int64_t{device.multiprocessors} * plan.resident / plan.warps;
-  const int64_t most = std::clamp<int64_t>(weights.K / (4 * plan.warps), 1, kMostSegments);
+  // With less than half a chunk a warp, what every block has to do weighs more than what it reads.
+  const int64_t most = std::clamp<int64_t>(weights.K / (plan.chunk / 2 * plan.warps), 1, kMostSegments);
   plan.segments = int(std::max<int64_t>(least_segments(weights.K),
                                         std::clamp<int64_t>(blocks / std::max<int64_t>(1, weights.rows), 1, most)));
   if (inputs != Inputs::dense) plan.early_headers = 1, plan.early_codes = 0.15f;
@@ -85,6 +87,7 @@ void launch_gemv(const Device& device, Stream& stream, const layout::Layout& lay
     throw Error("{} segments of {} columns; there must be {} to {}", plan.segments, K, least_segments(K),
                 kMostSegments);
   if (args.up != nullptr && args.inputs == Inputs::list) throw Error("a gate's inputs are not taken from a list");
+  if (args.is_sibling && args.zero != nullptr) throw Error("a sibling launch clears nothing");
   if (args.weights.rows == 0) return;
   if (args.weights.rows > kMostRows)
     throw Error("{} superblock rows; the CUDA kernels take at most {}", args.weights.rows, kMostRows);

@@ -34,7 +34,14 @@ struct GemvParams {
   unsigned zero_quads;               // of 4 floats
   Workspace workspace;
   unsigned early_codes, early_headers;  // bytes of a segment
+  bool has_sibling, is_sibling;
 };
+
+/// Before inputs are read. A sibling's are there: the launch before lets it start after its own wait.
+__device__ __forceinline__ void wait_for_inputs(const GemvParams& p) {
+  if (!p.is_sibling) wait_for_predecessors();
+  if (p.has_sibling) launch_dependents();
+}
 
 /// Input k.
 __device__ __forceinline__ float input_of(const GemvParams& p, int k) {
@@ -173,7 +180,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
   const std::byte* const codes = p.codes + first * Frag::kCodeBytes;
   const std::byte* const headers = p.headers + first * Frag::kHeaderBytes;
 
-  launch_dependents();
+  if (!p.has_sibling) launch_dependents();
   int begin, end;  // this warp's share
   if constexpr (kInputs == Inputs::dense) {
     begin = n * w / kWarps, end = n * (w + 1) / kWarps;
@@ -182,7 +189,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
     const size_t skipped = kInputs == Inputs::list ? size_t(min(k0, p.K)) : 0;
     fetch_early(headers + skipped * Frag::kHeaderBytes, min(p.early_headers, unsigned(n) * Frag::kHeaderBytes));
     fetch_early(codes + skipped * Frag::kCodeBytes, min(p.early_codes, unsigned(n) * Frag::kCodeBytes));
-    wait_for_predecessors();
+    wait_for_inputs(p);
     if constexpr (kInputs == Inputs::list) {
       const unsigned count = unsigned(__ldcg(p.count)), i = unsigned(s * kWarps + w);
       const unsigned workers = unsigned(p.segments * kWarps);
@@ -213,7 +220,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
         if (8 * eight < count) {  // reads up to 7 columns more, times zero
 #pragma unroll
           for (int j = 8 * eight; j < 8 * eight + 8; ++j)
-            codes_of[j] = Frag::load_codes(from, unsigned(j * Frag::kCodeBytes), lane);
+            codes_of[j] = Frag::load_codes(from, size_t(j) * Frag::kCodeBytes, lane);
         }
       }
     } else {
@@ -237,7 +244,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
       __syncwarp();
     }
     if (!waited) {  // weights are no predecessor's result, x is
-      wait_for_predecessors();
+      wait_for_inputs(p);
       waited = true;
     }
     float x;
@@ -287,7 +294,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
     }
     __syncwarp();
   }
-  if (!waited) wait_for_predecessors();
+  if (!waited) wait_for_inputs(p);
 
   float min_sum = 0;
   if constexpr (Frag::kHasMins) min_sum = sum_to_groups<kChunk>(mins);
@@ -305,6 +312,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kResident / kWarps) gemv(co
     }
   }
   store_sums(p, r, s, sum);
+  if (p.is_sibling) wait_for_predecessors();  // what follows waits for this launch alone
 }
 
 // ---- the kernels of a layout ----

@@ -60,6 +60,11 @@ struct GemvArgs {
   float* zero = nullptr;
   int64_t zero_count = 0;
   Workspace workspace;
+  /// A sibling reads the inputs of the launch before it in the stream and writes other outputs: weights of one input in
+  /// several layouts. The two may run at the same time: the first lets the second start when their inputs are there,
+  /// and the second waits for the first only before it ends. A sibling's `zero` must be nullptr.
+  bool has_sibling = false;  // the next launch is a sibling
+  bool is_sibling = false;
 };
 
 /// The kernels that exist for a layout, `segments` left open: what a tuner tries.
@@ -69,10 +74,10 @@ GemvPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, co
 /// Columns that a segment may have, and how many segments there may be.
 inline constexpr int64_t kSegmentColumns = 1024, kMostSegments = 256;
 
-/// The product. Each factor x * scale is rounded to f16 twice and sums of eight products are f16's, relative to the
-/// largest factor of the chunk: about 7e-4 of the result's size; sums beyond are f32. |x * d| from 2^102 on counts as
-/// infinite. On compute capability 9.0 the launch may begin before the one before it in the stream has ended; it waits
-/// for it before it reads x, list or count, or writes anything.
+/// The product. Each factor x * scale is rounded to f16 twice (zz8: once) and sums of eight products are f16's,
+/// relative to the largest factor of the chunk: about 1e-3 of the result's size (zz8: 5e-4); sums beyond are f32. |x *
+/// d| (zz8: |x * scale|) from 2^102 on may count as infinite. On compute capability 9.0 the launch may begin before the
+/// one before it in the stream has ended; it waits for it before it reads x, list or count, or writes anything.
 /// Throws Error for a plan that no kernel has, and for too few or too many segments.
 void launch_gemv(const Device& device, Stream& stream, const layout::Layout& layout, const GemvPlan& plan,
                  const GemvArgs& args);

@@ -6,10 +6,8 @@ namespace lacuna::cuda {
 
 GemvTable gemv_zz6_k() {
   static const GemvKernel kKernels[] = {
-      gemv_kernel<FragZz6K, 8, 16, 24>(),
-      gemv_kernel<FragZz6K, 4, 16, 24>(),
-      gemv_kernel<FragZz6K, 8, 8, 32>(),
-      gemv_kernel<FragZz6K, 8, 32, 16>(),
+      gemv_kernel<FragZz6K, 8, 16, 24>(), gemv_kernel<FragZz6K, 4, 16, 24>(), gemv_kernel<FragZz6K, 4, 16, 20>(),
+      gemv_kernel<FragZz6K, 8, 8, 32>(),  gemv_kernel<FragZz6K, 8, 32, 16>(),
   };
   return {layout::Id::zz6_k, kKernels};
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 
 #include "core/error.h"
@@ -39,29 +40,26 @@ int code_of(const layout::Q6KBlock& block, int n) {
   return low | (block.high[32 * half + place] >> (2 * quarter) & 3) << 4;
 }
 
-/// Bits [first, first + bits) of the codes of outputs 8l to 8l + 7, that of output 8l + i at bit at(i).
-template <class Block, class At>
-uint32_t plane(const Block& block, int l, int first, int bits, const At& at) {
-  uint32_t word = 0;
-  for (int i = 0; i < 8; ++i) word |= uint32_t(code_of(block, 8 * l + i) >> first & ((1 << bits) - 1)) << at(i);
-  return word;
-}
+/// Bits [first, first + bits) of the code of output p of each half.
+struct Field {
+  int p, first, bits;
+};
 
-/// The nibbles that zz4_k, zz5_k and zz6_k share.
-template <class Block>
-void put_nibbles(const Block& block, std::byte* codes) {
+/// A plane: `Word` is a lane's; its halves hold the fields one after the other from the lowest bit on.
+template <class Word, class Block>
+void put(const Block& block, std::initializer_list<Field> fields, std::byte* plane) {
   for (int l = 0; l < 32; ++l) {
-    const uint32_t word = plane(block, l, 0, 4, [](int i) { return 4 * i; });
-    std::memcpy(codes + 4 * l, &word, sizeof(word));
-  }
-}
-
-/// The pairs of bits 0 and 1 that zz2_k and zz3_k share.
-template <class Block>
-void put_pairs(const Block& block, std::byte* codes) {
-  for (int l = 0; l < 32; ++l) {
-    const auto pairs = uint16_t(plane(block, l, 0, 2, [](int i) { return 2 * i; }));
-    std::memcpy(codes + 2 * l, &pairs, sizeof(pairs));
+    uint32_t word = 0;
+    for (int half = 0; half < 2; ++half) {
+      int at = half * int(sizeof(Word)) * 4;
+      for (const Field& field : fields) {
+        const int code = code_of(block, 8 * l + 4 * half + field.p);
+        word |= uint32_t(code >> field.first & ((1 << field.bits) - 1)) << at;
+        at += field.bits;
+      }
+    }
+    const auto out = Word(word);
+    std::memcpy(plane + size_t(l) * sizeof(Word), &out, sizeof(Word));
   }
 }
 
@@ -74,7 +72,7 @@ Block read(const std::byte* superblock) {
 
 void prepare_zz2_k(const std::byte* superblock, std::byte* codes, std::byte* header) {
   const auto block = read<layout::Q2KBlock>(superblock);
-  put_pairs(block, codes);
+  put<uint16_t>(block, {{0, 0, 2}, {1, 0, 2}, {2, 0, 2}, {3, 0, 2}}, codes);
   std::memcpy(header, block.scale_min, 16);
   std::memcpy(header + 16, &block.d, 2);
   std::memcpy(header + 18, &block.dmin, 2);
@@ -82,34 +80,30 @@ void prepare_zz2_k(const std::byte* superblock, std::byte* codes, std::byte* hea
 
 void prepare_zz3_k(const std::byte* superblock, std::byte* codes, std::byte* header) {
   const auto block = read<layout::Q3KBlock>(superblock);
-  put_pairs(block, codes);
-  for (int l = 0; l < 32; ++l)
-    codes[64 + l] = std::byte(plane(block, l, 2, 1, [](int i) { return i % 4 * 2 + i / 4; }));
+  put<uint16_t>(block, {{0, 0, 3}, {1, 0, 3}, {2, 0, 2}}, codes);
+  put<uint8_t>(block, {{3, 0, 3}, {2, 2, 1}}, codes + 64);
   std::memcpy(header, block.scale, 12);
   std::memcpy(header + 12, &block.d, 2);
   std::memset(header + 14, 0, 2);
 }
 
 void prepare_zz4_k(const std::byte* superblock, std::byte* codes, std::byte* header) {
-  put_nibbles(read<layout::Q4KBlock>(superblock), codes);
-  std::memcpy(header, superblock, 16);
+  const auto block = read<layout::Q4KBlock>(superblock);
+  put<uint32_t>(block, {{0, 0, 4}, {1, 0, 4}, {2, 0, 4}, {3, 0, 4}}, codes);
+  std::memcpy(header, &block, 16);
 }
 
 void prepare_zz5_k(const std::byte* superblock, std::byte* codes, std::byte* header) {
   const auto block = read<layout::Q5KBlock>(superblock);
-  put_nibbles(block, codes);
-  for (int l = 0; l < 32; ++l)
-    codes[128 + l] = std::byte(plane(block, l, 4, 1, [](int i) { return i % 2 * 4 + i % 4 / 2 * 2 + i / 4; }));
-  std::memcpy(header, superblock, 16);
+  put<uint32_t>(block, {{0, 0, 5}, {1, 0, 5}, {2, 0, 5}, {3, 4, 1}}, codes);
+  put<uint8_t>(block, {{3, 0, 4}}, codes + 128);
+  std::memcpy(header, &block, 16);
 }
 
 void prepare_zz6_k(const std::byte* superblock, std::byte* codes, std::byte* header) {
   const auto block = read<layout::Q6KBlock>(superblock);
-  put_nibbles(block, codes);
-  for (int l = 0; l < 32; ++l) {
-    const auto high = uint16_t(plane(block, l, 4, 2, [](int i) { return i / 4 * 8 + i % 2 * 4 + i % 4 / 2 * 2; }));
-    std::memcpy(codes + 128 + 2 * l, &high, sizeof(high));
-  }
+  put<uint32_t>(block, {{0, 0, 6}, {1, 0, 6}, {2, 2, 4}}, codes);
+  put<uint16_t>(block, {{2, 0, 2}, {3, 0, 6}}, codes + 128);
   std::memcpy(header, block.scale, 16);
   std::memcpy(header + 16, &block.d, 2);
   std::memset(header + 18, 0, 2);

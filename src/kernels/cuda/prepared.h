@@ -1,18 +1,21 @@
 // src/kernels/cuda/prepared.h - zigzag weights as the CUDA kernels read them. Plain C++, in every build.
 // A group of weights of one layout is a matrix of R superblock rows (256 outputs each, every part padded to whole ones)
 // and K columns. The codes and the header of a superblock lie apart:
-//   codes   [R][K][code_bytes]    lane l of a warp has outputs 8l to 8l + 7
+//   codes   [R][K][code_bytes]    see below
 //   header  [R][K][header_bytes]  scales and mins
-// Codes are stored as the layout has them (not negative; zz8: plus 128), in planes of the superblock. What lane l reads
-// of each, lowest bits first, with the output of each place counted from 8l:
-//   zz2_k  pairs u16[32]: 0 to 7                                   header scale_min u8[16], d, dmin
-//   zz3_k  pairs of bits 0 and 1 u16[32]: 0 to 7; bit 2 u8[32]:
-//          0 4 1 5 2 6 3 7                                         header scale u8[12], d, two zeros
-//   zz4_k  nibbles u32[32]: 0 to 7                                 header d, dmin, scale_min u8[12]
-//   zz5_k  nibbles as zz4_k; bit 4 u8[32]: 0 4 2 6 1 5 3 7         header as zz4_k
-//   zz6_k  nibbles as zz4_k; bits 4 and 5 u16[32]: 0 2 1 3 4 6 5 7  header scale i8[16], d, two zeros
-//   zz8    bytes u8[256]: 0 1 4 5 2 3 6 7                          header scale f16[8]
-// The orders are those that let the kernel take two codes at a time with the fewest instructions (frag_*.cuh).
+// Codes are stored as the layout has them (not negative; zz8: plus 128), in one or two planes of the superblock. Lane l
+// of a warp has outputs 8l to 8l + 7 and reads one number of each plane. The lower half of its bits is of outputs 8l to
+// 8l + 3, the upper half of the other four, so that one operation takes a code out of each; p is the output's place
+// among the four. From the lowest bit of a half on:
+//   zz2_k  u16[32]: p = 0, 1, 2, 3                        header: scale_min u8[16], d, dmin
+//   zz3_k  u16[32]: p = 0, 1, bits 0 and 1 of p = 2
+//          u8[32]:  p = 3, bit 2 of p = 2                 header: scale u8[12], d, two zeros
+//   zz4_k  u32[32]: p = 0, 1, 2, 3                        header: d, dmin, scale_min u8[12]
+//   zz5_k  u32[32]: p = 0, 1, 2, bit 4 of p = 3
+//          u8[32]:  bits 0 to 3 of p = 3                  header: as zz4_k
+//   zz6_k  u32[32]: p = 0, 1, bits 2 to 5 of p = 2
+//          u16[32]: bits 0 and 1 of p = 2, p = 3          header: scale i8[16], d, two zeros
+//   zz8    u32[32][2]: p = 0, 1; p = 2, 3                 header: scale f16[8]
 #pragma once
 
 #include <cstddef>

@@ -58,7 +58,11 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_wgmma(const __grid_constant_
 
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % 128 / 32;
   const auto release = [&](int s) {  // every block of the cluster writes to this one
-    if (threadIdx.x % 128 < kCluster) arrive_at(empty + s, threadIdx.x % 128);
+    if (threadIdx.x % 128 >= kCluster) return;
+    if constexpr (kCluster > 1)
+      arrive_at(empty + s, threadIdx.x % 128);
+    else
+      arrive(empty + s);
   };
   int turn = 0;
   for (int y_tile = int(blockIdx.x); group < kGroups && y_tile < y_tiles; y_tile += int(gridDim.x)) {

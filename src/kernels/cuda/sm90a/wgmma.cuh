@@ -48,13 +48,16 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
 __device__ __forceinline__ void synchronize_cluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-/// Arrives at the barrier of the same place in another block of the cluster.
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+/// Arrives at the barrier of the same place in a block of the cluster.
 __device__ __forceinline__ void arrive_at(uint64_t* barrier, uint32_t rank) {
   asm volatile(
       "{\n"
       ".reg .b32 there;\n"
       "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
       "}" ::"r"(shared_address(barrier)),
       "r"(rank)
       : "memory");
