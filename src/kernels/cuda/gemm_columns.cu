@@ -1,4 +1,6 @@
 // src/kernels/cuda/gemm_columns.cu - launches that write operands of zigzag columns.
+#include <algorithm>
+
 #include "core/error.h"
 #include "kernels/cuda/gemm_columns.cuh"
 #include "kernels/cuda/prepared.h"
@@ -23,8 +25,13 @@ void launch(const Device& device, Stream& stream, const GemmColumnsKernel& kerne
   p.tiles = tiles;
   p.K = int(weights.K);
   p.tiles_of_row = int(tiles_of_row(weights.K));
-  launch_kernel(device, stream, largest ? kernel.largest : kernel.write,
-                {dim3(unsigned(p.tiles_of_row), unsigned(rows)), 256}, p);
+  // Blocks that fill the device a few times over: each begins with a wait for its first columns.
+  constexpr int64_t kBlocks = 16;  // a multiprocessor
+  const int64_t all = p.tiles_of_row * rows;
+  p.tiles_of_block = int(std::clamp<int64_t>(all / (kBlocks * device.info().multiprocessors), 1, p.tiles_of_row));
+  const int64_t blocks = (p.tiles_of_row + p.tiles_of_block - 1) / p.tiles_of_block;
+  launch_kernel(device, stream, largest ? kernel.largest : kernel.write, {dim3(unsigned(blocks), unsigned(rows)), 256},
+                p);
 }
 
 __global__ void __launch_bounds__(256) finish_scales(float* scale) {

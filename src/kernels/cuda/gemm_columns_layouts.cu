@@ -16,12 +16,10 @@ struct Coded {
 };
 
 __device__ __forceinline__ uint32_t header_word(const std::byte* header, int i) {
-  return load_stream(reinterpret_cast<const uint32_t*>(header) + i);
+  return reinterpret_cast<const uint32_t*>(header)[i];
 }
 /// Byte g of the header.
-__device__ __forceinline__ uint32_t header_byte(const std::byte* header, int g) {
-  return header_word(header, g / 4) >> (8 * (g % 4)) & 255;
-}
+__device__ __forceinline__ uint32_t header_byte(const std::byte* header, int g) { return uint32_t(header[g]); }
 template <class T>
 __device__ __forceinline__ T code_at(const std::byte* column, int offset) {
   return *reinterpret_cast<const T*>(column + offset);
@@ -30,7 +28,7 @@ __device__ __forceinline__ T code_at(const std::byte* column, int offset) {
 /// d, dmin and eight 6-bit scales and mins (layout/six_bit.h).
 template <class Code>
 __device__ __forceinline__ ColumnScale six_bit_scale(const std::byte* header, int group) {
-  const uint4 v = load_stream(reinterpret_cast<const uint4*>(header));
+  const uint4 v = *reinterpret_cast<const uint4*>(header);
   const uint32_t shift = 8 * (uint32_t(group) % 4);
   const uint32_t a = v.y >> shift, b = v.z >> shift, c = v.w >> shift;
   const uint32_t scale = group < 4 ? a & 63 : (c & 15) | (a >> 2 & 48);

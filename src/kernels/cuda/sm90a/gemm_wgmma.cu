@@ -1,5 +1,7 @@
 // src/kernels/cuda/sm90a/gemm_wgmma.cu - the GEMM with wgmma. A block has 128 tokens by 128 outputs, each of its two
 // warpgroups 64 of the tokens; one more warp has the copy engine bring tiles, which lie in memory as wgmma reads them.
+// Blocks of a cluster have different tokens and the same outputs: each brings a share of the weights to all of them,
+// since L2 could not feed 128 by 128 products at the rate of the tensor cores.
 #include <algorithm>
 
 #include "kernels/cuda/gemm_tile.cuh"
@@ -12,6 +14,7 @@ namespace {
 constexpr int kGroups = 2, kThreads = kGroups * 128 + 32, kStages = 6, kStageBytes = 2 * kTileBytes;
 constexpr int kTileAlign = 1024;  // of swizzled matrices
 
+template <int kCluster>
 __global__ void __launch_bounds__(kThreads, 2) gemm_wgmma(const __grid_constant__ GemmParams p) {
   extern __shared__ std::byte shared[];
   __shared__ uint64_t full[kStages], empty[kStages];
@@ -19,18 +22,22 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_wgmma(const __grid_constant_
   const int group = int(threadIdx.x) / 128;
   launch_dependents();
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages; ++s) init_barrier(full + s, 1), init_barrier(empty + s, kGroups);
+    for (int s = 0; s < kStages; ++s) init_barrier(full + s, 1), init_barrier(empty + s, kGroups * kCluster);
     fence_barriers();
   }
-  __syncthreads();
+  if constexpr (kCluster > 1)
+    synchronize_cluster();
+  else
+    __syncthreads();
   wait_for_predecessors();
 
   // A block takes every gridDim.x-th tile of y; those of the same outputs run side by side, so that their weights come
   // from L2. Stages follow each other across tiles: while one is stored, the next one's come.
   const int m_tiles = (p.M + kTileRows - 1) / kTileRows;
   const int y_tiles = m_tiles * ((p.N + kTileRows - 1) / kTileRows);
-  if (group == kGroups) {
-    if (threadIdx.x % 32 != 0) return;
+  if (group == kGroups && threadIdx.x % 32 == 0) {
+    constexpr int kShare = kTileBytes / kCluster;
+    const int share = int(blockIdx.x) % kCluster * kShare;
     int turn = 0;
     for (int y_tile = int(blockIdx.x); y_tile < y_tiles; y_tile += int(gridDim.x)) {
       const std::byte* x = p.x + int64_t(y_tile % m_tiles) * p.tiles * kTileBytes;
@@ -40,16 +47,25 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_wgmma(const __grid_constant_
         if (turn >= kStages) wait_barrier(empty + s, uint32_t(turn / kStages - 1) % 2);
         arrive_expecting(full + s, kStageBytes);
         copy_bulk(stages + s * kStageBytes, x, kTileBytes, full + s);
-        copy_bulk(stages + s * kStageBytes + kTileBytes, w, kTileBytes, full + s);
+        std::byte* const to = stages + s * kStageBytes + kTileBytes + share;
+        if constexpr (kCluster > 1)
+          copy_bulk_to_all(to, w + share, kShare, full + s, (1 << kCluster) - 1);
+        else
+          copy_bulk(to, w, kShare, full + s);
       }
     }
-    return;
   }
 
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % 128 / 32;
-  const bool tells = threadIdx.x % 128 == 0;
+  const auto release = [&](int s) {  // every block of the cluster writes to this one
+    if (threadIdx.x % 128 >= kCluster) return;
+    if constexpr (kCluster > 1)
+      arrive_at(empty + s, threadIdx.x % 128);
+    else
+      arrive(empty + s);
+  };
   int turn = 0;
-  for (int y_tile = int(blockIdx.x); y_tile < y_tiles; y_tile += int(gridDim.x)) {
+  for (int y_tile = int(blockIdx.x); group < kGroups && y_tile < y_tiles; y_tile += int(gridDim.x)) {
     float sums[64] = {};
     for (int t = 0; t < p.tiles; ++t, ++turn) {
       const int s = turn % kStages;
@@ -61,10 +77,10 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_wgmma(const __grid_constant_
       for (int step = 0; step < kTileColumns / 16; ++step) multiply_64x128(sums, a + 2 * step, b + 2 * step);
       commit_products();
       wait_for_products<1>();  // those of the stage before are done
-      if (t > 0 && tells) arrive(empty + (turn - 1) % kStages);
+      if (t > 0) release((turn - 1) % kStages);
     }
     wait_for_products<0>();
-    if (tells) arrive(empty + (turn - 1) % kStages);
+    release((turn - 1) % kStages);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int m = y_tile % m_tiles * kTileRows + group * 64 + 16 * warp + 8 * half + lane / 4;
@@ -73,16 +89,27 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_wgmma(const __grid_constant_
                       [&](int j) { return make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]); });
     }
   }
+  if constexpr (kCluster > 1) synchronize_cluster();  // none leaves while another writes to it
+}
+
+template <int kCluster>
+void launch(const Device& device, Stream& stream, const GemmParams& params, int64_t tiles) {
+  constexpr int64_t kShared = kStages * kStageBytes + kTileAlign;
+  const auto kernel = gemm_wgmma<kCluster>;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kShared)));
+  const int64_t blocks = std::min<int64_t>(tiles, device.info().multiprocessors / kCluster * kCluster);
+  launch_kernel(device, stream, kernel, {dim3(unsigned(blocks)), kThreads, kShared, kCluster}, params);
 }
 
 }  // namespace
 
 void launch_gemm_wgmma(const Device& device, Stream& stream, const GemmParams& params) {
-  constexpr int64_t kShared = kStages * kStageBytes + kTileAlign;
-  check_cuda(cudaFuncSetAttribute(gemm_wgmma, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kShared)));
-  const int64_t tiles = int64_t{(params.M + kTileRows - 1) / kTileRows} * ((params.N + kTileRows - 1) / kTileRows);
-  const dim3 blocks(unsigned(std::min<int64_t>(tiles, device.info().multiprocessors)));
-  launch_kernel(device, stream, gemm_wgmma, {blocks, kThreads, kShared}, params);
+  const int m_tiles = (params.M + kTileRows - 1) / kTileRows;
+  const int64_t tiles = int64_t{m_tiles} * ((params.N + kTileRows - 1) / kTileRows);
+  if (m_tiles % 2 == 0)
+    launch<2>(device, stream, params, tiles);
+  else
+    launch<1>(device, stream, params, tiles);
 }
 
 }  // namespace lacuna::cuda

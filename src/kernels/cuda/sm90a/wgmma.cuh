@@ -16,9 +16,6 @@ __device__ __forceinline__ void init_barrier(uint64_t* barrier, uint32_t arrival
 }
 /// Makes barriers known to the copy engine.
 __device__ __forceinline__ void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
 /// Arrives; the phase then ends once so many bytes have come, too.
 __device__ __forceinline__ void arrive_expecting(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -43,6 +40,36 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
                    shared_address(to)),
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
+}
+
+// ---- clusters of blocks ----
+
+/// Waits for all threads of the cluster's blocks; what they wrote can then be read.
+__device__ __forceinline__ void synchronize_cluster() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+/// Arrives at the barrier of the same place in a block of the cluster.
+__device__ __forceinline__ void arrive_at(uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+/// As copy_bulk, to the same place in every block of `ranks` (a bit each), whose barriers are told.
+__device__ __forceinline__ void copy_bulk_to_all(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
+                                                 uint16_t ranks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
+      "%4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(ranks)
+      : "memory");
 }
 
 // ---- products of a warpgroup ----
