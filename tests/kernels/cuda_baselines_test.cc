@@ -98,8 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, CudaBaselines,
 // Products and sums are f32: K of them are off by K * 2^-24 of their sizes at most, which is under 2e-4 here.
 TEST_P(CudaBaselines, RowsThatSkipWeights) {
   const kernels::WeightView weight = make(Id::q4_K);
-  cuda::Buffer there(device(), int64_t(bytes_.size()), "weights"),
-      y = to_device(std::vector<float>(size_t(GetParam().N)));
+  const cuda::Buffer there = to_device(bytes_), y = to_device(std::vector<float>(size_t(GetParam().N)));
   cuda::launch_skipping_rows(device(), stream(),
                              {there.data(), GetParam().N, GetParam().K, x_there_.as<float>(), 1, y.as<float>()});
   stream().synchronize();
