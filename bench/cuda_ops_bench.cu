@@ -4,10 +4,12 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/rows.h"
 #include "layout/layout.h"
@@ -124,6 +126,64 @@ struct Bench {
     print(what, us, double(n_kv) * D * 4 * context);
   }
 
+  /// What a prompt's product is made of: inputs and weights as operands, and the product of these.
+  void batch(int64_t M, int64_t N, int64_t K) {
+    const layout::Layout& l = layout::get(Id::zz4_k);
+    constexpr int kCopies = 3;  // more than the device's cache holds
+    const int64_t codes_bytes = N * K / 2, headers_bytes = N * K / 16, tiles_bytes = cuda::operand_bytes(N, K);
+    const cuda::Buffer codes = random_bytes(codes_bytes * kCopies), headers = random_bytes(headers_bytes * kCopies);
+    const cuda::Buffer x = random_floats(M * K), y = random_floats(M * N);
+    const cuda::Buffer x_tiles(device, cuda::operand_bytes(M, K), "inputs"), scales(device, (M + N) * 4, "scales");
+    const cuda::Buffer tiles(device, tiles_bytes * kCopies, "weights");
+    const cuda::Operand inputs = {x_tiles.data(), scales.as<float>(), M, K};
+    const auto columns = [&](int i) {
+      return cuda::Columns{codes.data() + i % kCopies * codes_bytes, headers.data() + i % kCopies * headers_bytes,
+                           N / 256, K};
+    };
+    const auto weights = [&](int i) {
+      return cuda::Operand{tiles.data() + i % kCopies * tiles_bytes, scales.as<float>() + M, N, K};
+    };
+    cuda::launch_weight_scales(device, stream, l, columns(0), weights(0).scale);
+    stream.synchronize();
+    const auto shape = [&](const char* what) { return fmt::format("{} {} x {} x {}", what, M, N, K); };
+    print(shape("inputs of").c_str(),
+          time_us(
+              2 * kCopies,
+              [&](int) { cuda::launch_gemm_inputs(device, stream, {.x = x.as<float>(), .stride = K, .to = inputs}); }),
+          double(M * K * 6));
+    print(shape("zz4_k weights of").c_str(),
+          time_us(2 * kCopies, [&](int i) { cuda::launch_gemm_weights(device, stream, l, columns(i), 0, weights(i)); }),
+          double(codes_bytes + headers_bytes + tiles_bytes));
+    for (const auto& [name, kernel] : {std::pair{"mma", cuda::GemmKernel::mma}, {"wgmma", cuda::GemmKernel::wgmma}}) {
+      if (kernel == cuda::GemmKernel::wgmma && device.info().major != 9) continue;
+      const double us = time_us(2 * kCopies, [&, to = kernel](int i) {
+        cuda::GemmArgs args;
+        args.x = inputs, args.w = weights(i);
+        args.y = y.as<float>(), args.stride = N, args.kernel = to;
+        cuda::launch_gemm(device, stream, args);
+      });
+      print(fmt::format("{}, {:.0f} TFLOP/s", shape(name), 2e-6 * double(M * N * K) / us).c_str(), us);
+    }
+  }
+
+  /// A prompt's attention after `depth` tokens.
+  void batch_attention(int64_t M, int64_t n_heads, int64_t n_kv, int64_t D, int64_t depth) {
+    const int64_t capacity = depth + M, width = n_heads * D;
+    const cuda::Buffer keys = random_bytes(n_kv * capacity * D * 2), values = random_bytes(n_kv * capacity * D * 2);
+    const cuda::Buffer q = random_floats(M * width), out = random_floats(M * width);
+    cuda::Buffer position(device, 4, "position");
+    const std::vector<int32_t> at = {int32_t(depth)};
+    position.upload(std::as_bytes(std::span(at)));
+    cuda::BatchAttentionArgs a;
+    a.heads.q = q.as<float>(), a.heads.q_stride = width, a.heads.M = M;
+    a.heads.n_heads = n_heads, a.heads.n_kv_heads = n_kv, a.heads.head_dim = D;
+    a.heads.cache = {reinterpret_cast<f16*>(keys.data()), reinterpret_cast<f16*>(values.data()), capacity};
+    a.heads.position = position.as<int32_t>();
+    a.scale = 0.088f, a.out = out.as<float>(), a.out_stride = width;
+    print(fmt::format("attention of {} tokens at {}, {}/{} x {}", M, depth, n_heads, n_kv, D).c_str(),
+          time_us(8, [&](int) { cuda::launch_batch_attention(device, stream, a); }));
+  }
+
   void small_ops(int64_t K, int64_t ff) {
     const cuda::Buffer x = random_floats(K), add = random_floats(K), w = random_floats(K), y = random_floats(K);
     const cuda::Buffer gate = random_floats(ff), up = random_floats(ff), out = random_floats(ff);
@@ -234,6 +294,13 @@ void run() {
     b.attention(32, 32, 128, context, false);
     b.attention(32, 32, 128, context, true);
     b.attention(32, 8, 128, context, false);
+  }
+  for (const int64_t M : {16, 128, 512})
+    for (const auto& [N, K] : {std::pair<int64_t, int64_t>{12288, 4096}, {4096, 4096}, {22016, 4096}, {4096, 11008}})
+      b.batch(M, N, K);
+  for (const int64_t depth : {0, 3584}) {
+    b.batch_attention(512, 32, 32, 128, depth);
+    b.batch_attention(512, 32, 8, 64, depth);
   }
   b.ends(32000, 4096);
   for (const int context : {128, 4096})
