@@ -21,12 +21,13 @@ Cholesky factorize(const at::Tensor& C, double share, double most, bool reversed
   const double mean = live == 0 ? 1 : diagonal.sum().item<double>() / double(live);
   diagonal.masked_fill_(dead, mean);
   if (reversed) A = A.flip({0, 1});
-  double added = 0;
-  for (double wanted = share; wanted <= most * 1.0001; wanted = wanted > 0 ? 10 * wanted : 1e-6) {
+  double wanted = share, added = 0;
+  while (wanted <= most * 1.0001) {
     A.diagonal().add_(wanted * mean - added);
     added = wanted * mean;
     const auto [L, info] = at::linalg_cholesky_ex(A);
     if (info.item<int>() == 0) return {L, added};
+    wanted = wanted > 0 ? 10 * wanted : 1e-6;
   }
   throw Error(
       "second moment of {} inputs: not positive semidefinite, Cholesky's factorization fails even with {} times the "
