@@ -77,12 +77,11 @@ void whole_tokens(const CudaBenchRequest& request) {
   const bool decodes = asked(request, "decode"), prefills = asked(request, "prefill");
   const int64_t deepest = *std::max_element(request.contexts.begin(), request.contexts.end());
   open_gpu(model, request.gpu);
-  load_cuda_decoder(model,
-                    {.context = std::max({decodes ? deepest + request.gen : 0, prefills ? request.prompt : 0,
-                                          request.tune ? model::CudaDecoder::kTuneContext : 0}),
-                     .progress = true,
-                     .deterministic = request.profile.deterministic,
-                     .plans = load_cuda_plans(request.profile, *model.gpu).plans});
+  load_cuda_decoder(model, {.context = std::max({decodes ? deepest + request.gen : 0, prefills ? request.prompt : 0,
+                                                 request.tune ? model::CudaDecoder::kTuneContext : 0}),
+                            .progress = true,
+                            .deterministic = request.profile.deterministic,
+                            .plans = load_cuda_plans(request.profile, *model.gpu).plans});
   // The CPU's decoder checks the other one, and finds thresholds for random weights.
   model.decoder = model::Decoder::load(model.checkpoint, *model.pool);
   const double deviation = eval::check_cuda_decoder(*model.cuda, *model.decoder);
