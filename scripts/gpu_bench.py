@@ -200,7 +200,7 @@ def finish(args, rows: list[dict]) -> int:
         command = ["scripts/gpu_bench.sh", *(f"--shape={shape}" for shape in args.shape or []), f"--sparsity={args.sparsity}", f"--runs={args.runs}"]
         command += [*(f"--layout={layout}" for layout in args.layout or []), *(["--no-peer"] if args.no_peer else [])]
         if args.what == "decode":
-            command += ["--what=decode", f"--depths={args.depths}", f"--tokens={args.tokens}", f"--prompt={args.prompt}", f"--rounds={args.rounds}",
+            command += ["--what=decode", f"--depths={args.depths}", f"--tokens={args.tokens}", f"--prompt={args.prompt}", f"--rounds={args.rounds}", *(["--tune"] if args.tune else []),
                         *(["--llama-bench=llama-bench"] if args.llama_bench else [])]
         out = {"command": shlex.join(command), "commit": commit, "date": datetime.date.today().isoformat(), "device": device, "driver": driver,
                "rows": rows}
