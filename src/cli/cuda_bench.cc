@@ -77,11 +77,13 @@ void whole_tokens(const CudaBenchRequest& request) {
   const bool decodes = asked(request, "decode"), prefills = asked(request, "prefill");
   const int64_t deepest = *std::max_element(request.contexts.begin(), request.contexts.end());
   open_gpu(model, request.gpu);
+  const CudaPlans plans =
+      request.tune ? CudaPlans{{}, "plans found first (--tune)"} : load_cuda_plans(request.profile, *model.gpu);
   load_cuda_decoder(model, {.context = std::max({decodes ? deepest + request.gen : 0, prefills ? request.prompt : 0,
                                                  request.tune ? model::CudaDecoder::kTuneContext : 0}),
                             .progress = true,
                             .deterministic = request.profile.deterministic,
-                            .plans = load_cuda_plans(request.profile, *model.gpu).plans});
+                            .plans = plans.plans});
   // The CPU's decoder checks the other one, and finds thresholds for random weights.
   model.decoder = model::Decoder::load(model.checkpoint, *model.pool);
   const double deviation = eval::check_cuda_decoder(*model.cuda, *model.decoder);
@@ -93,14 +95,17 @@ void whole_tokens(const CudaBenchRequest& request) {
     result.rows.push_back(eval::bench_cuda_prefill(*model.cuda, model.checkpoint, deviation,
                                                    {.tokens = request.prompt, .runs = request.runs}));
   if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, request.sparsity.dense_prefix, false});
-  if (request.tune) model.cuda->tune(true);
+  if (request.tune && model.cuda->tune(true).empty())
+    throw Error("--tune: {} has no zigzag weights, whose plans it finds", request.shape);
   for (const int64_t depth : request.contexts) {
     if (!decodes) break;
     const auto rows = eval::bench_cuda_decode(*model.cuda, model.checkpoint, deviation,
                                               {.tokens = request.gen, .depth = depth, .runs = request.runs});
     result.rows.insert(result.rows.end(), rows.begin(), rows.end());
   }
-  result.plans.assign(result.rows.size(), model.cuda->explain());
+  for (const eval::BenchRow& row : result.rows)
+    result.plans.push_back(row.bench == "prefill" ? "f16 operands of all weights, products on tensor cores"
+                                                  : fmt::format("{}\n{}", plans.source, model.cuda->explain()));
   result.ceiling_gb_s = model.cuda->measure_read_gb_s();
   report(request, result, model.load_s);
 }
@@ -108,9 +113,11 @@ void whole_tokens(const CudaBenchRequest& request) {
 }  // namespace
 
 void check_cuda_bench(const CudaBenchRequest& request) {
+  if (!request.profile.path.empty() && !asked(request, "decode"))
+    throw Error("--profile has the plans of --what decode; the linear layers find theirs");
   if (request.tune && (!asked(request, "decode") || request.profile.deterministic || !request.profile.path.empty()))
     throw Error("--tune finds the plans of --what decode; leave out --deterministic and --profile");
-  if (asked(request, "prefill") && !asked(request, "decode") && request.sparsity.sparse())
+  if (asked(request, "prefill") && request.sparsity.sparse())
     throw Error("--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear");
   if (asked(request, "linear") && (request.synthetic.empty() || request.tokens != 1))
     throw Error(

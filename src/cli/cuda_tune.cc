@@ -64,26 +64,22 @@ int run_cuda_tune(const CudaTuneRequest& request) {
   if (path.empty())
     throw Error(
         "no folder to keep the profile in: LACUNA_CACHE, XDG_CACHE_HOME and HOME are not set; name a file with -o");
-  const auto set = find_thresholds(request, model);
+  calibrate::CudaProfile profile = profile_to_add_to(calibrate::CudaProfile{here, {}}, !request.output.empty(),
+                                                     [&] { return calibrate::load_cuda_profile(path, here); });
+  std::vector<model::Thresholds> wanted;
+  if (const auto set = find_thresholds(request, model))
+    for (const double level : request.levels.empty() ? set->levels : request.levels)
+      wanted.push_back(set->select(level, std::nullopt, set->entries.at(0).criterion, request.model));
   load_cuda_decoder(model, {.context = model::CudaDecoder::kTuneContext});
 
   const auto start = std::chrono::steady_clock::now();
   std::vector<model::CudaTuning> tuned = model.cuda->tune(true);
   if (tuned.empty())
     throw Error("{}: has no zigzag weights; store it with `lacuna quantize --layout zigzag`", request.model);
-  if (set) {
-    for (const double level : request.levels) {
-      model.cuda->set_sparsity(model::SparsityOptions{
-          set->select(level, model::Mode::uniform, model::Criterion::magnitude, request.model), 0, false});
-      const auto sparse = model.cuda->tune(true);
-      tuned.insert(tuned.end(), sparse.begin(), sparse.end());
-    }
-  }
-  calibrate::CudaProfile profile{here, {}};
-  try {
-    if (auto known = calibrate::load_cuda_profile(path, here)) profile = *std::move(known);
-  } catch (const Error& error) {
-    spdlog::warn("what was there is replaced: {}", printable(error.what()));
+  for (model::Thresholds& thresholds : wanted) {
+    model.cuda->set_sparsity(model::SparsityOptions{std::move(thresholds), 0, false});
+    const auto sparse = model.cuda->tune(true);
+    tuned.insert(tuned.end(), sparse.begin(), sparse.end());
   }
   profile.merge(tuned);
   calibrate::save_cuda_profile(path, profile);

@@ -12,7 +12,7 @@ namespace lacuna::cli {
 struct CudaTuneRequest {
   const Common& common;
   std::string model, output;   // output: empty: the profile of the card in the cache folder
-  std::vector<double> levels;  // shares left out
+  std::vector<double> levels;  // shares left out; empty: all that there are thresholds for
   std::string thresholds;      // empty: beside the model or in it
   GpuFlags gpu;
 };

@@ -1,12 +1,16 @@
 // src/cli/profile.h - the flags of run and bench that say how weights are multiplied on this machine.
 #pragma once
 
+#include <spdlog/spdlog.h>
+
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "calibrate/cuda_profile.h"
 #include "calibrate/profile.h"
 #include "cli/command.h"
+#include "core/error.h"
 
 namespace lacuna::cli {
 
@@ -44,6 +48,19 @@ MachinePlans load_plans(const ProfileFlags& flags, int threads);
 /// The same of a card.
 calibrate::CudaMachine this_machine(const cuda::Device& device);
 std::string profile_path(const calibrate::CudaMachine& machine);
+/// What `tune` adds to: load(), which gives a profile, nothing where there is no file, and throws Error for another
+/// file. At the default path that one is replaced, with a warning; one that -o names is not: Error.
+template <class Profile, class Load>
+Profile profile_to_add_to(Profile empty, bool named, const Load& load) {
+  try {
+    if (auto known = load()) return *std::move(known);
+  } catch (const Error& error) {
+    if (named) throw Error("{}; name another file with -o, or remove this one", error.what());
+    spdlog::warn("what was there is replaced: {}", printable(error.what()));
+  }
+  return empty;
+}
+
 struct CudaPlans {
   cuda::Plans plans;
   std::string source;

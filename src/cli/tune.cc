@@ -77,18 +77,14 @@ int tune(const Options& options) {
   wanted.levels = shares(options);
   wanted.seconds = options.quick ? options.seconds / 4 : options.seconds;
 
+  calibrate::Profile profile = profile_to_add_to(calibrate::Profile{here, {}}, !options.output.empty(),
+                                                 [&] { return calibrate::load_profile(path, here); });
   const auto start = std::chrono::steady_clock::now();
   const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
   ThreadPool pool(options.threads);
   const std::vector<calibrate::GroupTuning> groups = calibrate::tune(checkpoint, pool, wanted);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
-  calibrate::Profile profile{here, {}};
-  try {
-    if (auto known = calibrate::load_profile(path, here)) profile = *std::move(known);
-  } catch (const Error& error) {
-    spdlog::warn("what was there is replaced: {}", printable(error.what()));
-  }
   profile.merge(groups);
   calibrate::save_profile(path, profile);
 
@@ -141,10 +137,14 @@ Action add_tune(CLI::App& program) {
                    "profile to write or to add to; default: in the cache folder (LACUNA_CACHE, else "
                    "XDG_CACHE_HOME/lacuna, else ~/.cache/lacuna)")
       ->type_name("FILE");
-  command->add_option("--levels", options->levels, "activation sparsities to measure, in percent, ascending")
-      ->delimiter(',')
-      ->capture_default_str()
-      ->type_name("LIST");
+  CLI::Option* levels =
+      command
+          ->add_option(
+              "--levels", options->levels,
+              "activation sparsities to measure, in percent, ascending; cuda: by default those of the thresholds")
+          ->delimiter(',')
+          ->capture_default_str()
+          ->type_name("LIST");
   command
       ->add_option("--thresholds", options->thresholds,
                    "cuda only: thresholds that say which inputs are left out; default: beside the model or in it. "
@@ -159,7 +159,7 @@ Action add_tune(CLI::App& program) {
   command->add_flag("--explain", options->explain, "print what every plan took, not only the chosen one");
   add_gpu(*command, options->gpu);
   add_common(*command, *options);
-  return [options, seconds] {
+  return [options, seconds, levels] {
     if (options->device != "cuda") {
       if (!options->thresholds.empty()) throw Error("--thresholds is of --device cuda; leave it out here");
       return tune(*options);
@@ -170,7 +170,7 @@ Action add_tune(CLI::App& program) {
     return run_cuda_tune({.common = *options,
                           .model = options->model,
                           .output = options->output,
-                          .levels = shares(*options),
+                          .levels = levels->count() > 0 ? shares(*options) : std::vector<double>{},
                           .thresholds = options->thresholds,
                           .gpu = options->gpu});
   };

@@ -505,7 +505,13 @@ void CudaDecoder::Impl::record_sparse() {
   sparse_token.reset();
   if (counts.bytes() > 0) counts.fill(0);
   sparse_tokens = 0;
-  if (sparsity) sparse_token.emplace(stream, [&] { record(true); });
+  if (!sparsity) return;
+  try {
+    sparse_token.emplace(stream, [&] { record(true); });
+  } catch (...) {
+    sparsity.reset();  // no graph: dense, and said so
+    throw;
+  }
 }
 
 void CudaDecoder::Impl::check_room(std::span<const int32_t> of, int64_t count) const {
@@ -521,6 +527,7 @@ void CudaDecoder::Impl::check_room(std::span<const int32_t> of, int64_t count) c
 
 void CudaDecoder::Impl::launch(bool may_skip) {
   const bool sparse = may_skip && sparse_token && position >= sparsity->dense_prefix;
+  if (!dense_token) throw Error("the decoder has lost its graph to an earlier error; load the model again");
   (sparse ? *sparse_token : *dense_token).launch(stream);
   sparse_tokens += sparse;
   ++position;
@@ -968,7 +975,12 @@ std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
     CudaTuning& tuning = out.emplace_back(CudaTuning{product, best, d.time_token(sparse), 0});
     set(runs, best);
     tuning.tuned_ms = d.time_token(sparse);
-    d.plans.set(product, best);
+    if (tuning.tuned_ms >= tuning.standard_ms) {  // a lucky measurement
+      tuning.plan = standard(*runs.front());
+      tuning.tuned_ms = tuning.standard_ms;
+      set(runs, tuning.plan);
+    }
+    d.plans.set(product, tuning.plan);
   }
   if (sparse)
     d.record_sparse();
@@ -980,10 +992,11 @@ std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
 void CudaDecoder::count_inputs(bool on) {
   Impl& d = *impl_;
   d.stream.synchronize();
-  d.sparse_token.reset();  // before the counts that it writes go
-  if (!on) d.counts = {};
+  cuda::Buffer made;
   if (on && d.counts.bytes() == 0)
-    d.counts = cuda::Buffer(d.device, d.config.n_layers * kInputs * int64_t(sizeof(unsigned long long)), "counts");
+    made = cuda::Buffer(d.device, d.config.n_layers * kInputs * int64_t(sizeof(unsigned long long)), "counts");
+  d.sparse_token.reset();  // before the counts that it writes go
+  if (!on || made.bytes() > 0) d.counts = std::move(made);
   d.record_sparse();
 }
 

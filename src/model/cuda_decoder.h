@@ -60,7 +60,7 @@ class CudaDecoder final : public Engine {
 
   /// As Decoder::set_sparsity: without mask_batches append() and forward() of several tokens are dense; score() never
   /// is. What skips runs token by token. No plan runs an input dense here. Clears the counts. Throws Error as that one
-  /// does, and for wina with weights in row layouts; the decoder is then as before.
+  /// does, and for wina with weights in row layouts; the decoder is then as before; or, where the device fails, dense.
   void set_sparsity(std::optional<SparsityOptions> options);
   /// Whether sparsity_counts() are kept, which takes four more launches a layer; not, to begin with. Clears the counts.
   void count_inputs(bool on);

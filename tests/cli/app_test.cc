@@ -88,6 +88,9 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
   expect_error({"bench", "--device", "cuda", "--spqt", "--deterministic"}, "--deterministic");
   expect_error(with({"--spqt", "--parts", "table2"}), "--parts table2");
   expect_error(with({"--what", "linear", "--tune"}), "--tune");
+  expect_error(with({"--spqt", "--tune"}), "--tune");
+  expect_error(with({"--what", "linear", "--profile", "p.json"}), "--profile");
+  expect_error(with({"--what", "prefill,decode", "--act-sparsity", "50"}), "a prompt runs dense");
   expect_error({"bench", kModel, "--tune"}, "--tune");
   expect_error({"tune", kModel, "--device", "cuda", "--quick"}, "--quick");
   expect_error({"tune", kModel, "--thresholds", "t.gguf"}, "--thresholds");

@@ -259,6 +259,29 @@ TEST_F(CudaDecoderTest, AThousandTokensInAFixedOrderAreTheSameBits) {
   }
 }
 
+TEST_F(CudaDecoderTest, GivenPlansAreUsedButInAFixedOrder) {
+  const Zigzag zigzag("llama_mha");
+  const auto standard = load(*zigzag.model);
+  Thresholds thresholds;
+  thresholds.level = 0.5;
+  thresholds.t.assign(size_t(standard->config().n_layers), {0.4f, 0.02f, 0.4f, 0.02f});
+  CudaDecoderOptions options;
+  cuda::GemvPlan plan = cuda::kernel_plans(layout::get(layout::Id::zz4_k)).back();
+  plan.segments = 3;
+  for (const int percent : {0, 50})
+    for (const CudaTuning& product : standard->tune(false))
+      options.plans.set({product.product.layout, product.product.rows, product.product.K, percent}, plan);
+  const auto uses = [&] {
+    const auto gpu = load(*zigzag.model, options);
+    gpu->set_sparsity(SparsityOptions{thresholds, 2, false});
+    return gpu->explain();
+  };
+  EXPECT_THAT(uses(), HasSubstr("dense " + cuda::describe(plan)));
+  EXPECT_THAT(uses(), HasSubstr("sparse " + cuda::describe(plan)));
+  options.deterministic = true;
+  EXPECT_THAT(uses(), testing::Not(HasSubstr(cuda::describe(plan))));
+}
+
 TEST_F(CudaDecoderTest, TunedPlansChangeNoLogitsAndServeAgain) {
   const Mixed mixed("llama_mha", {{"attn_v", layout::Id::zz6_k}});
   const auto gpu = load(*mixed.model);
@@ -456,6 +479,11 @@ TEST_F(CudaDecoderTest, BatchesGiveTheLogitsOfSingleTokens) {
     SCOPED_TRACE(name);
     const Zigzag zigzag(name);
     check(*zigzag.model, 0.03);
+    // Runs of several layouts, and row parts, in one operand.
+    using layout::Id;
+    const Mixed mixed(
+        name, {{"0.attn_q", Id::f16}, {"0.attn_v", Id::zz6_k}, {"ffn_gate", Id::zz6_k}, {"1.ffn_down", Id::f16}});
+    check(*mixed.model, 0.03);
   }
 }
 

@@ -23,11 +23,12 @@ struct SkippingRowsArgs {
 void launch_skipping_rows(const Device& device, Stream& stream, const SkippingRowsArgs& args);
 
 /// B2, "ours sparse (no load balancing)": the zigzag kernel, whose warps have fixed, equal ranges of the columns and
-/// skip the inactive ones of each 32 as they come to them. zz4_k; args.inputs is not read, a workspace not used.
+/// skip the inactive ones of each 32 as they come to them. zz4_k; args.inputs is not read. Throws Error for a gate,
+/// norms or a workspace.
 void launch_unbalanced(const Device& device, Stream& stream, int segments, const GemvArgs& args);
 
 /// "A purely column-parallel strategy": each warp has a few columns of a list of the active ones, and all add to y by
-/// atomics. zz4_k; args.inputs is not read, a workspace not used.
+/// atomics. zz4_k; args.inputs is not read. Throws Error for a gate, norms or a workspace.
 void launch_column_parallel(const Device& device, Stream& stream, const GemvArgs& args);
 
 }  // namespace lacuna::cuda

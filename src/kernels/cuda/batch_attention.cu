@@ -147,8 +147,7 @@ __global__ void __launch_bounds__(kThreads) attend_batch(const __grid_constant__
       for (int j = 0; j < kKeys / 16; ++j)
         load_b(key_tile + place<kD>(16 * j + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2), k[2 * j],
                k[2 * j + 1]);
-        // A sum's two products lie apart, so that none waits for the other.
-#pragma unroll
+#pragma unroll  // a sum's two products lie apart, so that none waits for the other
       for (int j = 0; j < kKeys / 8; ++j) multiply(scores[j], q_low, k[j]);
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) multiply(scores[j], q_high, k[j]);

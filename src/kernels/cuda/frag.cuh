@@ -8,8 +8,9 @@
 //   Codes, Header                of one lane and column: 8 outputs; of one column
 //   load_codes(codes, offset, lane)   offset: bytes from `codes` to the column; see load_lane()
 //   load_header(headers, column)
-//   add(codes, factor, sums)     sums[p] += codes of outputs p and p + 4 times factor; codes are read as subnormal
-//   halves unit(p)                      what sums[p] is to be multiplied with: one over a code of 1 as add() reads it
+//   add(codes, factor, sums)     sums[p] += codes of outputs p and p + 4 times factor; codes are read as
+//                                subnormal halves
+//   unit(p)                      what sums[p] is to be multiplied with: one over a code of 1 as add() reads it
 //   magnitude(header, x)         the size that the factors of a chunk are made relative to
 //   factors<kSplit>(header, part, x, magnitude, norm, back, factors, mins)
 //       The kGroups / kSplit groups from part * kGroups / kSplit on: factors[g / 2] = x * scale of groups g and g + 1,

@@ -81,8 +81,8 @@ inline constexpr int64_t kSegmentColumns = 1024, kMostSegments = 256;
 /// The product. Each factor x * scale is rounded to f16 twice (zz8: once) and sums of eight products are f16's,
 /// relative to the largest factor of the chunk: about 1e-3 of the result's size (zz8: 5e-4); sums beyond are f32. |x *
 /// d| (zz8: |x * scale|) from 2^102 on may count as infinite. On compute capability 9.0 the launch may begin before the
-/// one before it in the stream has ended; it waits for it before it reads x, list or count, or writes anything.
-/// Throws Error for a plan that no kernel has, and for too few or too many segments.
+/// one before it in the stream has ended; it waits for it before it reads x, list or count, or writes anything (a
+/// sibling: before it ends). Throws Error for a plan that no kernel has, and for too few or too many segments.
 void launch_gemv(const Device& device, Stream& stream, const layout::Layout& layout, const GemvPlan& plan,
                  const GemvArgs& args);
 

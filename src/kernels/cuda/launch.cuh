@@ -17,7 +17,8 @@ struct LaunchShape {
   int cluster = 1;     // blocks along x that can read each other's shared memory; more than 1 from sm_90 on
 };
 
-/// kernel must call wait_for_predecessors() before it reads what earlier kernels wrote, and before it writes.
+/// kernel must call wait_for_predecessors() before it reads what earlier kernels wrote, and before it writes,
+/// unless what it waits for has said that it may (GemvArgs::is_sibling).
 template <class... Args>
 void launch_kernel(const Device& device, Stream& stream, void (*kernel)(Args...), const LaunchShape& shape,
                    Args... args) {

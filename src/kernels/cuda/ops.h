@@ -117,7 +117,8 @@ struct BatchAttentionArgs {
 };
 /// The same for many tokens, on tensor cores. A query is the sum of two f16, which leaves 2^-21 of its largest element
 /// (the products are exact, their sums f32); a weight is rounded to f16, 2^-11 of itself or 2^-25 of the largest, and
-/// weights add up to one as rounded. Sums in a fixed order.
+/// weights add up to one as rounded. Sums in a fixed order. A value that is not finite may spread to tokens before it
+/// whose rows share its block of 64.
 void launch_batch_attention(const Device& device, Stream& stream, const BatchAttentionArgs& args);
 
 struct ArgmaxArgs {
