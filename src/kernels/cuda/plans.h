@@ -1,10 +1,10 @@
 // src/kernels/cuda/plans.h - plans of the zigzag products that were measured on a device. Plain C++.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 
 #include "kernels/cuda/gemv.h"
 #include "layout/layout.h"
@@ -17,7 +17,10 @@ struct Product {
   int64_t rows = 0, K = 0;  // superblock rows
   int percent = 0;          // of the inputs that are left out; 0: dense
 
-  auto operator<=>(const Product&) const = default;
+  bool operator==(const Product&) const = default;
+  bool operator<(const Product& other) const {
+    return std::tie(layout, rows, K, percent) < std::tie(other.layout, other.rows, other.K, other.percent);
+  }
 };
 /// "zz4_k 86 x 4096, 50%".
 std::string describe(const Product& product);
