@@ -27,7 +27,7 @@ struct ProfileFlags {
 /// Adds --profile, --no-profile, --deterministic.
 void add_profile(CLI::App& command, ProfileFlags& flags);
 
-/// The plans in use. `tuning`: where they come from, nullopt where no profile is used.
+/// The plans in use; `profile`: where they come from, nullopt: the defaults.
 struct MachinePlans {
   std::optional<calibrate::Profile> profile;
   kernels::Plans plans;
@@ -40,9 +40,8 @@ struct MachinePlans {
   }
 };
 
-/// Reads the profile. One that is damaged, stale or nonsense is left out with one warning. Throws Error when the file
-/// of
-/// --profile does not exist.
+/// Reads the profile. One that is damaged, stale or nonsense is left out with one warning. Throws Error when --profile
+/// names no file.
 MachinePlans load_plans(const ProfileFlags& flags, int threads);
 
 /// The same of a card.
