@@ -55,6 +55,8 @@ model::CudaTuning parse_product(const json& value, const std::string& where) {
   return out;
 }
 
+}  // namespace
+
 ordered_json product_json(const model::CudaTuning& tuning) {
   const cuda::GemvPlan& plan = tuning.plan;
   return {{"layout", layout::get(tuning.product.layout).name},
@@ -71,8 +73,6 @@ ordered_json product_json(const model::CudaTuning& tuning) {
             {"early_headers", plan.early_headers},
             {"early_codes", plan.early_codes}}}};
 }
-
-}  // namespace
 
 cuda::Plans CudaProfile::plans() const {
   cuda::Plans out;

@@ -5,6 +5,7 @@
 // The times are of a whole token, with the default plan of this product and with this one, the others as they were.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,6 +37,9 @@ struct CudaProfile {
 
   bool operator==(const CudaProfile&) const = default;
 };
+
+/// One of "products".
+nlohmann::ordered_json product_json(const model::CudaTuning& tuning);
 
 /// "nvidia-h100-80gb-hbm3-cuda.json".
 std::string cuda_profile_file_name(const CudaMachine& machine);

@@ -35,23 +35,11 @@ void print_row(const CudaTuneRequest& request, const model::CudaTuning& tuning, 
                       cuda::describe(tuning.plan)));
     return;
   }
-  const cuda::GemvPlan& plan = tuning.plan;
-  print_json({{"product", cuda::describe(product)},
-              {"layout", layout::get(product.layout).name},
-              {"rows", product.rows},
-              {"inputs", product.K},
-              {"percent", product.percent},
-              {"standard_ms", tuning.standard_ms},
-              {"tuned_ms", tuning.tuned_ms},
-              {"plan",
-               {{"warps", plan.warps},
-                {"chunk", plan.chunk},
-                {"resident", plan.resident},
-                {"segments", plan.segments},
-                {"early_headers", plan.early_headers},
-                {"early_codes", plan.early_codes}}},
-              {"gpu", model.gpu->info().name},
-              {"path", path}});
+  Json out = {{"product", cuda::describe(product)}};
+  out.update(calibrate::product_json(tuning));
+  out["gpu"] = model.gpu->info().name;
+  out["path"] = path;
+  print_json(out);
 }
 
 }  // namespace

@@ -57,6 +57,14 @@ double check_linear(const io::Checkpoint& checkpoint, ThreadPool& pool, int64_t 
 
 }  // namespace
 
+void set_prefill_rates(BenchRow& row, const std::vector<Group>& groups, int64_t tokens) {
+  row.tok_s = double(tokens) * 1e3 / row.median_ms;
+  double products = 0;
+  for (const Group& group : groups)
+    for (const kernels::WeightView& part : group.parts) products += double(part.shape.N) * double(part.shape.K);
+  row.tflops = 2e-9 * products * double(tokens) / row.median_ms;
+}
+
 std::vector<int32_t> random_ids(int64_t count, int64_t n_vocab, uint64_t seed) {
   Rng rng(seed);
   std::vector<int32_t> ids(static_cast<size_t>(count));
@@ -182,11 +190,7 @@ BenchRow bench_prefill(model::Decoder& decoder, const io::Checkpoint& checkpoint
     if (run >= 0) times.push_back(ms_since(start));
   }
   set_times(row, std::move(times));
-  row.tok_s = double(tokens) * 1e3 / row.median_ms;
-  double products = 0;
-  for (const Group& group : groups)
-    for (const kernels::WeightView& part : group.parts) products += double(part.shape.N) * double(part.shape.K);
-  row.tflops = 2e-9 * products * double(tokens) / row.median_ms;
+  set_prefill_rates(row, groups, tokens);
   return row;
 }
 

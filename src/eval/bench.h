@@ -15,6 +15,9 @@ namespace lacuna::eval {
 /// Tokens that a benchmark runs: the same for the same seed.
 std::vector<int32_t> random_ids(int64_t count, int64_t n_vocab, uint64_t seed);
 
+/// Tokens and dense-equivalent TFLOP/s of a prompt, from the row's median time. groups: the weights that it multiplies.
+void set_prefill_rates(BenchRow& row, const std::vector<Group>& groups, int64_t tokens);
+
 /// Every linear layer of one token in the order of the model (q+k+v, o, gate+up, down), then the head alone. Weights
 /// are cold: a model smaller than four times the last-level cache is copied and the copies are rotated. One group of
 /// each shape and layout is compared with reference_linear first; Error when one is off.

@@ -143,11 +143,7 @@ BenchRow bench_cuda_prefill(model::CudaDecoder& decoder, const io::Checkpoint& c
   }
   decoder.truncate(0);
   set_times(row, std::move(times));
-  row.tok_s = double(tokens) * 1e3 / row.median_ms;
-  double products = 0;
-  for (const Group& group : groups)
-    for (const kernels::WeightView& part : group.parts) products += double(part.shape.N) * double(part.shape.K);
-  row.tflops = 2e-9 * products * double(tokens) / row.median_ms;
+  set_prefill_rates(row, groups, tokens);
   return row;
 }
 

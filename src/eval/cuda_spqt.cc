@@ -60,7 +60,6 @@ class Gemv {
   }
 
   const WeightView& weight(Kind kind) const { return is_rows(kind) ? rows_.view : zigzag_.view; }
-  int64_t copies() const { return copies_; }
   cuda::Columns columns(int64_t copy) const { return {codes_.at(copy), headers_.at(copy), super_rows_, shape_.K}; }
 
   /// Share of the inputs that are left out.

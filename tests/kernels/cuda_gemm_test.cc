@@ -15,6 +15,7 @@
 #include "kernels/cuda/prepared.h"
 #include "kernels/cuda_memory.h"
 #include "kernels/linear.h"
+#include "kernels/support.h"
 #include "layout/layout.h"
 #include "layout/zigzag.h"
 
@@ -25,14 +26,10 @@ using cuda::GemmKernel;
 using layout::Id;
 using test::device;
 using test::OnDevice;
+using test::pool;
 using test::stream;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
-
-ThreadPool& pool() {
-  static ThreadPool two(2);
-  return two;
-}
 
 std::vector<float> random_values(int64_t count, uint64_t seed, double scale = 1) {
   Rng rng(seed);
