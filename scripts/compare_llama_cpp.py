@@ -172,6 +172,13 @@ def compare_tokens(model: Path, text: Path, ours: Lacuna | None, theirs: LlamaCp
     return row
 
 
+def write_code_points(path: Path) -> Path:
+    """Each control character, and one code point in 4096 of all planes, each between letters: vocabularies lack bytes of some."""
+    points = [*range(1, 0x20), 0x7f, *range(0x80, 0x110000, 0x1000)]
+    path.write_text("".join(f"x{chr(point)}y" for point in points if not 0xd800 <= point < 0xe000), encoding="utf-8")
+    return path
+
+
 def compare_greedy(model: Path, ours: Lacuna, theirs: LlamaCpp, count: int, float32: typing.Callable[[], LlamaCpp]) -> dict:
     """Where two texts part, the row says by how much llama.cpp's choice is ahead of ours in llama.cpp's logits, which decides, and
     in those of the float32 evaluation (negative: float32 prefers ours): both programs round activations to 8 bits."""
@@ -385,6 +392,7 @@ def main(arguments: list[str]) -> int:
             with LlamaCpp(api, model, 512, options.threads) as theirs:
                 if "tokens" in checks:
                     report(compare_tokens(model, options.text, ours, theirs))
+                    report(compare_tokens(model, write_code_points(options.scratch / "code-points.txt"), ours, theirs))
                 if "greedy" in checks and ours:
                     with contextlib.ExitStack() as stack:
                         # Made only if some text parts: it costs four bytes a weight.

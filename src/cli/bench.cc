@@ -409,7 +409,9 @@ Action add_bench(CLI::App& program) {
       ->group("This machine");
   add_gpu(*command, options->gpu);
   add_common(*command, *options);
-  return [options, model, synthetic, runs, gen] {
+  return [=] {
+    check_gpu(*command, *options);
+    if (!options->spqt) check_sparsity(*command);
     if (options->spqt) {
       if (runs->count() == 0) options->runs = 3;
       if (gen->count() == 0) options->gen = 32;

@@ -281,7 +281,7 @@ Action add_calibrate(CLI::App& program) {
   count("--search-window", c.search_window, "tokens of such a window");
   count("--sensitivity-tokens", c.sensitivity_tokens, "tokens on which mode layered measures each input");
   command->add_option("--step", c.search.step, "greedy search: share of a block's weight bytes in one step")
-      ->check(CLI::Range(0.001, 1.0))
+      ->check(number_in(0.001, 1))
       ->capture_default_str()
       ->type_name("S");
   command->add_flag("--exhaustive", c.search.exhaustive,

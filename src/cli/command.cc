@@ -62,6 +62,15 @@ void add_gpu(CLI::App& command, GpuFlags& flags) {
       ->group("CUDA");
 }
 
+void refuse_given(const CLI::App& command, std::initializer_list<const char*> flags, std::string_view needs) {
+  for (const char* flag : flags)
+    if (command.count(flag) > 0) throw Error("{} needs {}", flag, needs);
+}
+
+void check_gpu(const CLI::App& command, const Common& common) {
+  if (common.device != "cuda") refuse_given(command, {"--gpu", "--gpu-memory"}, "--device cuda");
+}
+
 void print(std::string_view text) {
   while (!text.empty()) {
     const ssize_t done = ::write(STDOUT_FILENO, text.data(), text.size());
@@ -158,7 +167,8 @@ CLI::Validator number_in(double low, double high, bool above) {
             double value = 0;
             if (CLI::detail::lexical_cast(text, value) && (above ? value > low : value >= low) && value <= high)
               return std::string();
-            return fmt::format("'{}' is not a number {} {} and at most {}", text, above ? "above" : "from", low, high);
+            return above ? fmt::format("'{}' is not a number above {} and at most {}", text, low, high)
+                         : fmt::format("'{}' is not a number from {} to {}", text, low, high);
           },
           ""};
 }
@@ -185,7 +195,8 @@ void check_out(const std::string& flag, const std::string& path) {
 }
 
 const Tokenizer& LoadedModel::need_tokenizer() const {
-  if (!tokenizer) throw Error("{}: the model has no tokenizer, so it cannot read text", checkpoint.path());
+  if (!tokenizer)
+    throw Error("{}: the model has no tokenizer, so it cannot read text; {}", checkpoint.path(), kTokenizerFiles);
   return *tokenizer;
 }
 

@@ -6,6 +6,7 @@
 #include <CLI/Formatter.hpp>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -24,6 +25,11 @@
 namespace lacuna::cli {
 
 using Json = nlohmann::ordered_json;
+
+/// Where a tokenizer is looked for.
+inline constexpr const char* kTokenizerFiles =
+    "a Hugging Face folder has it as tokenizer.json, as tokenizer.model, or as vocab.json with merges.txt, a GGUF file "
+    "in its metadata";
 
 /// Flags of every subcommand.
 struct Common {
@@ -56,6 +62,10 @@ Action add_pull(CLI::App& program);
 
 void add_common(CLI::App& command, Common& common);
 void add_gpu(CLI::App& command, GpuFlags& flags);
+/// Throws Error naming the first of these flags that was given, which would be ignored; needs: what gives it a meaning.
+void refuse_given(const CLI::App& command, std::initializer_list<const char*> flags, std::string_view needs);
+/// Throws Error for a flag of add_gpu on another device.
+void check_gpu(const CLI::App& command, const Common& common);
 /// Throws Error for a device that the command does not run on.
 void check_common(const Common& common);
 

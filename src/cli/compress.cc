@@ -99,7 +99,7 @@ int compress(const Options& options) {
   const std::string text =
       io::join_documents(io::split_documents(read_input(options.calib), options.json_keys, options.calib));
   if (source.vocabulary().model == Vocabulary::Model::none)
-    throw Error("{}: has no tokenizer, which calibration needs", options.model);
+    throw Error("{}: has no tokenizer, which calibration needs; {}", options.model, kTokenizerFiles);
   const std::vector<int32_t> ids = make_tokenizer(source).encode(text);
   compress::SampleOptions sampling = options.samples;
   sampling.seq_len = std::min(sampling.seq_len, model::read_config(source).n_ctx);

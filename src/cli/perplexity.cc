@@ -180,7 +180,11 @@ Action add_perplexity(CLI::App& program) {
       ->type_name("FILE");
   add_gpu(*command, options->gpu);
   add_common(*command, *options);
-  return [options] { return perplexity(*options); };
+  return [options, command] {
+    check_gpu(*command, *options);
+    if (!options->sweep) check_sparsity(*command, "--act-sparsity, or goes with --sweep");
+    return perplexity(*options);
+  };
 }
 
 }  // namespace lacuna::cli

@@ -190,7 +190,7 @@ Action add_pull(CLI::App& program) {
   command
       ->add_option("--retry-wait", options->retry_wait,
                    "seconds before the first further attempt; doubled each time, at most 60")
-      ->check(CLI::Range(0.0, 60.0))
+      ->check(number_in(0, 60))
       ->capture_default_str()
       ->type_name("S");
   add_common(*command, *options);

@@ -69,6 +69,8 @@ int quantize(const Options& options) {
 
   const auto start = std::chrono::steady_clock::now();
   const io::Checkpoint source = io::Checkpoint::open(options.model);
+  if (source.vocabulary().model == Vocabulary::Model::none)
+    spdlog::warn("{} has no tokenizer, so the result has none: {}", options.model, kTokenizerFiles);
   set_tile_rows(source, options, wanted);
   if (const auto again = io::plan_quantize(source, wanted).requantized; !again.empty())
     spdlog::warn(

@@ -317,7 +317,7 @@ Action add_run(CLI::App& program) {
   command
       ->add_option("--repeat-penalty", options->sampler.repeat_penalty,
                    "makes tokens seen lately less likely; 1: off, above 1: stronger")
-      ->check(CLI::Range(0.01f, 100.0f))
+      ->check(number_in(0.01, 100))
       ->capture_default_str()
       ->type_name("R")
       ->group("Sampling");
@@ -365,8 +365,10 @@ Action add_run(CLI::App& program) {
       ->group("Chat");
 
   command
-      ->add_option("--ctx", options->ctx,
-                   "most tokens of prompt and answer together; 0: what the model allows, at most 8192")
+      ->add_option(
+          "--ctx", options->ctx,
+          "most tokens of prompt and answer together (the answer's last token takes no room); 0: what the model "
+          "allows, at most 8192")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
       ->capture_default_str()
       ->type_name("C");
@@ -386,7 +388,9 @@ Action add_run(CLI::App& program) {
       "print to stderr which kernels run each group of weights, their plans and which inputs run sparse, with the "
       "times that decided it");
   add_common(*command, *options);
-  return [options, prompt, file, ids, tokens, temp] {
+  return [=] {
+    check_gpu(*command, *options);
+    check_sparsity(*command);
     options->has_prompt = prompt->count() > 0;
     options->has_file = file->count() > 0;
     options->has_ids = ids->count() > 0;

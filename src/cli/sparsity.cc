@@ -58,6 +58,11 @@ void add_sparsity(CLI::App& command, SparsityFlags& flags, bool several_prefixes
       ->group(kGroup);
 }
 
+void check_sparsity(const CLI::App& command, std::string_view needs) {
+  if (command.count("--act-sparsity") + command.count("--dense") == 0)
+    refuse_given(command, {"--act-mode", "--criterion", "--thresholds", "--dense-prefix"}, needs);
+}
+
 std::string side_file(const std::string& model) {
   std::filesystem::path path = std::filesystem::path(model).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();  // a folder written with a slash

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/command.h"
@@ -26,6 +27,10 @@ struct SparsityFlags {
 /// Adds --act-sparsity, --act-mode, --criterion, --thresholds, --dense-prefix, --dense. several_prefixes:
 /// --dense-prefix takes a list and goes to dense_prefixes.
 void add_sparsity(CLI::App& command, SparsityFlags& flags, bool several_prefixes = false);
+
+/// Throws Error for a flag of add_sparsity that says how to skip where neither --act-sparsity nor --dense was given;
+/// needs: what would give it a meaning.
+void check_sparsity(const CLI::App& command, std::string_view needs = "--act-sparsity");
 
 /// MODEL.thresholds.gguf beside the model.
 std::string side_file(const std::string& model);

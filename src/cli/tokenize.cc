@@ -17,7 +17,7 @@ int tokenize(const Options& options, bool has_text) {
   check_common(options);
   const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
   if (checkpoint.vocabulary().model == Vocabulary::Model::none)
-    throw Error("{}: the model has no tokenizer", checkpoint.path());
+    throw Error("{}: the model has no tokenizer; {}", checkpoint.path(), kTokenizerFiles);
   const Tokenizer tokenizer = make_tokenizer(checkpoint);
   const std::vector<int32_t> ids = tokenizer.encode(has_text ? options.text : read_input(options.file),
                                                     {.add_special = !options.no_bos, .parse_special = options.special});

@@ -152,14 +152,15 @@ Action add_tune(CLI::App& program) {
       ->type_name("FILE");
   CLI::Option* seconds =
       command->add_option("--seconds", options->seconds, "how long to measure each distinct group of weights")
-          ->check(CLI::Range(0.01, 3600.0))
+          ->check(number_in(0.01, 3600))
           ->capture_default_str()
           ->type_name("S");
   command->add_flag("--quick", options->quick, "a quarter of the time: small differences stay unseen");
   command->add_flag("--explain", options->explain, "print what every plan took, not only the chosen one");
   add_gpu(*command, options->gpu);
   add_common(*command, *options);
-  return [options, seconds, levels] {
+  return [=] {
+    check_gpu(*command, *options);
     if (options->device != "cuda") {
       if (!options->thresholds.empty()) throw Error("--thresholds is of --device cuda; leave it out here");
       return tune(*options);

@@ -3,12 +3,15 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <fstream>
+#include <string>
 #include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
+#include "core/cpu_quota.h"
 #include "core/error.h"
 
 namespace lacuna {
@@ -38,10 +41,14 @@ void wait_while_equal(const std::atomic<T>& value, T old) {
 }  // namespace
 
 int usable_cores() {
+  int cores = std::max(1, int(std::thread::hardware_concurrency()));
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
-  return std::max(1, int(std::thread::hardware_concurrency()));
+  if (::sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0) cores = CPU_COUNT(&set);
+  std::string cpu_max;  // of the group that this process sees as the root: in a container, the container's
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  std::getline(file, cpu_max);
+  return std::min(cores, cores_of_quota(cpu_max).value_or(cores));
 }
 
 ThreadPool::ThreadPool(int threads) {

@@ -184,8 +184,8 @@ Info read_info(ByteReader& in) {
   const std::string_view type_name = type < std::size(kTypeNames) ? kTypeNames[type] : std::string_view();
   const auto block = type_name.empty() ? std::nullopt : block_size(int(type));
   if (!block)
-    throw Error("tensor {}: type {} ({}) is not supported; known are {}, and I8 I16 I32 I64 F64 for listing",
-                tensor.name, type, type_name.empty() ? "unknown" : type_name, layout::known_row_names());
+    throw Error("tensor {}: type {} ({}) is not supported; known are {}, and I8 of the packed layouts", tensor.name,
+                type, type_name.empty() ? "unknown" : type_name, layout::known_row_names());
   tensor.type = int(type);
   const int64_t K = tensor.dims.back();
   if (K % block->cols != 0)

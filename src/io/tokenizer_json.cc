@@ -210,6 +210,7 @@ class Reader {
       if (replaces_space_ || prepends_space_) throw Error("{}: ByteLevel together with U+2581 for spaces", where_);
       out_.model = Vocabulary::Model::byte_bpe;
       out_.add_space_prefix = false;
+      if (out_.unk_id) out_.types[size_t(*out_.unk_id)] = TokenType::unknown;
       return;
     }
     if (!replaces_space_)

@@ -32,10 +32,14 @@ class ByteBpe final : public TextModel {
         pre_tokenizer_(pre_tokenizer_regexes(vocabulary)),
         ignore_merges_(vocabulary.ignore_merges || (vocabulary.split_regexes.empty() && !vocabulary.pre.empty() &&
                                                     pre_tokenizer_rule(vocabulary.pre).ignore_merges)) {
+    // As in llama.cpp and Hugging Face's tokenizers: a byte that the vocabulary lacks vanishes, unless the model itself
+    // names a token for the unknown (then that token has the type; a configuration's unk_token does not count).
+    const bool has_unknown = vocabulary.unk_id && vocabulary.types[size_t(*vocabulary.unk_id)] == TokenType::unknown;
+    const int32_t unknown = has_unknown ? *vocabulary.unk_id : -1;
     bool any = false;
     for (size_t b = 0; b < byte_ids_.size(); ++b) {
       const auto it = ids_.find(byte_to_letter(static_cast<uint8_t>(b)));
-      byte_ids_[b] = it != ids_.end() ? it->second : vocabulary.unk_id.value_or(-1);
+      byte_ids_[b] = it != ids_.end() ? it->second : unknown;
       any |= it != ids_.end();
     }
     if (!any) throw Error("tokenizer: a byte-level vocabulary of {} tokens without a token for any byte", ids_.size());
@@ -87,7 +91,6 @@ class ByteBpe final : public TextModel {
     }
   }
 
-  /// A byte that the vocabulary lacks becomes its unknown token, or nothing where it has none (as others do).
   void append_byte(char c, std::vector<int32_t>& out) const {
     const int32_t id = byte_ids_[static_cast<uint8_t>(c)];
     if (id >= 0) out.push_back(id);

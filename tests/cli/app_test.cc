@@ -60,6 +60,12 @@ TEST(App, WrongUsageExitsWith2AndOneLine) {
                                              {"synth", "llama-3.2-1b", "-o", "/nonexistent/x", "--layout", "foo"},
                                              {"synth", "llama-3.2-1b", "-o", "/nonexistent/x", "--tile-rows", "-256"},
                                              {"run", kModel, "-p", "a", "--repeat-penalty", "0"},
+                                             {"run", kModel, "-p", "a", "--repeat-penalty", "nan"},
+                                             {"tune", kModel, "--seconds", "nan"},
+                                             {"pull", "x", "--retry-wait", "nan"},
+                                             {"calibrate", kModel, "--text", "x", "--step", "nan"},
+                                             {"run", kModel, "-p", "a", "--act-sparsity", "nan"},
+                                             {"run", kModel, "-p", "a", "--gpu-memory", "nan"},
                                              {"run", kModel, "-p", "a", "--repeat-penalty", "101"},
                                              {"synth", "llama-3.2-1b", "-o", "/nonexistent/x", "--seed", "-1"},
                                              {"quantize", kModel}}) {
@@ -94,6 +100,21 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
   expect_error({"bench", kModel, "--tune"}, "--tune");
   expect_error({"tune", kModel, "--device", "cuda", "--quick"}, "--quick");
   expect_error({"tune", kModel, "--thresholds", "t.gguf"}, "--thresholds");
+  const std::vector<std::string> run = {"run", kModel, "-p", "a"}, perplexity = {"perplexity", kModel, "-f", kModel};
+  for (std::vector<std::string> command : {run, perplexity, std::vector<std::string>{"bench", kModel}}) {
+    const auto refused = [&](const std::vector<std::string>& flags, const std::string& needs) {
+      std::vector<std::string> arguments = command;
+      arguments.insert(arguments.end(), flags.begin(), flags.end());
+      expect_error(arguments, flags[0] + " needs " + needs);
+    };
+    refused({"--gpu", "1"}, "--device cuda");
+    refused({"--gpu-memory", "3"}, "--device cuda");
+    refused({"--act-mode", "greedy"}, "--act-sparsity");
+    refused({"--criterion", "wina"}, "--act-sparsity");
+    refused({"--thresholds", "none.gguf"}, "--act-sparsity");
+    refused({"--dense-prefix", "3"}, "--act-sparsity");
+  }
+  expect_error({"tune", kModel, "--gpu", "1"}, "--gpu needs --device cuda");
   expect_error(with({"--what", "prefill", "--act-sparsity", "50"}), "a prompt runs dense");
   expect_error(with({"--what", "linear", "--tokens", "2"}), "of one token of --synthetic SHAPE");
   expect_error({"bench", kModel, "--device", "cuda", "--what", "linear"}, "of one token of --synthetic SHAPE");

@@ -56,7 +56,10 @@ TEST(ByteBpe, ByteThatTheVocabularyLacksIsUnknownOrLeftOut) {
   Vocabulary v = small_byte_bpe({});
   v.tokens['x'] = "[gone]";
   EXPECT_THAT(encode_plain(Tokenizer(v), "axb"), ElementsAre('a', 'b'));
-  v.unk_id = 'x';
+  v.unk_id = 'x';  // what a GGUF file or a tokenizer_config.json names, often the token that ends a text
+  v.types['x'] = TokenType::control;
+  EXPECT_THAT(encode_plain(Tokenizer(v), "axb"), ElementsAre('a', 'b'));
+  v.types['x'] = TokenType::unknown;  // what tokenizer.json's BPE model names
   EXPECT_THAT(encode_plain(Tokenizer(v), "axb"), ElementsAre('a', 'x', 'b'));
 }
 
