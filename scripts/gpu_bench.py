@@ -9,6 +9,7 @@ import datetime
 import json
 import pathlib
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -70,21 +71,30 @@ def llama_rows(model: pathlib.Path, shape: str, args) -> list[dict]:
     return rows
 
 
+def make_model(model: pathlib.Path, shape: str, program: str) -> None:
+    if not model.exists():
+        done = subprocess.run([program, "synth", shape, "--layout", "q4_K", "-o", str(model)], capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"error: lacuna synth: {done.stderr.strip()}")
+
+
 def decoding(args) -> list[dict]:
     """Every sparsity and llama.cpp once a round."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for shape in args.shape or ["llama-2-7b", "llama-3.2-1b"]:
             model = pathlib.Path(folder) / f"{shape}-q4_K.gguf"
-            if args.llama_bench:
-                done = subprocess.run([args.lacuna, "synth", shape, "--layout", "q4_K", "-o", str(model)], capture_output=True, text=True)
-                if done.returncode != 0:
-                    sys.exit(f"error: lacuna synth: {done.stderr.strip()}")
             for round_number in range(args.rounds):
                 mine = []
                 for sparsity in args.sparsity.split(","):
                     mine += decode_rows(args.lacuna, shape, float(sparsity), args)
-                peers = llama_rows(model, shape, args) if args.llama_bench else []
+                peers = []
+                if args.llama_bench:
+                    make_model(model, shape, args.lacuna)
+                    peers = llama_rows(model, shape, args)
+                    # `lacuna bench` writes a file of that size too, for as long as it runs.
+                    if shutil.disk_usage(folder).free < 1.1 * model.stat().st_size:
+                        model.unlink()
                 by_what = {row["what"]: row for row in peers}
                 for row in mine + peers:
                     row["round"] = round_number
