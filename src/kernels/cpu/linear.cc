@@ -15,6 +15,15 @@
 #include "kernels/cpu/zigzag_group.h"
 
 namespace lacuna::cpu {
+
+bool prefetches_far() {
+#if LACUNA_HAVE_AVX2
+  static const bool amd = __builtin_cpu_is("amd");
+  return amd;
+#else
+  return false;
+#endif
+}
 namespace {
 
 using kernels::Activation;
@@ -146,6 +155,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
       const Item& item = items[size_t(index % int64_t(items.size()))];
       const Part& part = parts_[size_t(item.part)];
       LinearArgs a;
+      a.far = prefetches_far();
       a.weight = part.weight;
       a.N = part.view.shape.N;
       a.K = K_;

@@ -11,10 +11,8 @@ namespace lacuna::cpu::LACUNA_ISA {
 namespace {
 
 #if defined(__AVX512BW__)
-constexpr int64_t kPrefetch = 2048;      // bytes ahead of what is being read
-constexpr int64_t kStepPrefetch = 6144;  // the same, from the beginning of a step whose successor is being unpacked
+constexpr int64_t kStepPrefetch = 6144;  // bytes ahead, from the beginning of a step whose successor is being unpacked
 #else
-constexpr int64_t kPrefetch = 1024;
 constexpr int64_t kStepPrefetch = 4096;
 #endif
 
@@ -143,6 +141,7 @@ struct Dense {
     __attribute__((always_inline)) void open(const LinearArgs& a, int64_t n, int64_t group) {
       codes_ = reinterpret_cast<const uint8_t*>(a.weight) + n / kPanelRows * dense_panel_bytes(kBits, a.K, group);
       scales_ = codes_ + a.K / kBlock * 64 * kBits;
+      far_ = a.far;
     }
     __attribute__((always_inline)) void begin_group(int64_t g) {
       scale = load_f16(scales_ + g * kGroupBytes);
@@ -150,7 +149,7 @@ struct Dense {
     }
     __attribute__((always_inline)) void begin_block(int64_t b) {
       block_ = codes_ + b * 64 * kBits;
-      for (int line = 0; line < 64 * kBits; line += 64) __builtin_prefetch(block_ + kPrefetch + line);
+      ask_ahead(block_, kPrefetch, 64 * kBits, far_);
     }
     __attribute__((always_inline)) U32x16 load(int j) {
       if constexpr (kBits == 3)
@@ -163,6 +162,7 @@ struct Dense {
 
    private:
     const uint8_t *codes_, *scales_, *block_;
+    bool far_;
   };
 };
 
@@ -318,11 +318,12 @@ void run_one_masked(const LinearArgs& a) {
       const uint8_t* next = kBits == 8 ? panel.codes_at(step) : unpacked[step % 2];
       const uint8_t* codes = panel.codes_at(step + 1);  // of the next step
       uint8_t* to = unpacked[(step + 1) % 2];
-      const uint8_t* ahead = masks + kStepPrefetch;
+      const uint8_t* ahead = masks;
       const int64_t cols = a.K - step * kStepCols;
       for (int64_t k = 0; k < (cols < kStepCols ? cols : kStepCols); k += kQuarterCols) {
         // Always as many lines as the largest step has: a loop whose length changes would be mispredicted.
-        for (int64_t line = 0; line < lines; ++line, ahead += 64) __builtin_prefetch(ahead);
+        ask_ahead(ahead, kStepPrefetch, 64 * lines, a.far);
+        ahead += 64 * lines;
         // A part of the next step's codes, so that they have left for the cache before they are read.
         if (kBits < 8) unpack<kBits>(codes, chunks, to);
         codes += chunks * chunk_bytes(kBits);

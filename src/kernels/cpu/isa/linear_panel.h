@@ -7,6 +7,22 @@
 
 namespace lacuna::cpu::LACUNA_ISA {
 
+#if defined(__AVX512BW__)
+constexpr int64_t kPrefetch = 2048;  // bytes ahead of what is being read
+#else
+constexpr int64_t kPrefetch = 1024;
+#endif
+constexpr int64_t kFarPrefetch = 20480;  // where prefetches_far(): more than the lines under way at any rate of memory
+
+/// Asks for `bytes` of a stream of weights that will be read after those at p.
+LACUNA_INLINE void ask_ahead(const uint8_t* p, int64_t near, int64_t bytes, bool far) {
+  if (far) {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + kFarPrefetch + line, 0, 2);
+  } else {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + near + line);
+  }
+}
+
 /// Codes of vector j: inputs 4j..4j+3 of 16 rows.
 template <int kLow, int kHigh>
 LACUNA_INLINE U32x16 load_codes(const uint8_t* block, int j) {

@@ -71,10 +71,8 @@ void prepare(const Problem& p, int64_t row0, int64_t row1, std::byte* prepared) 
 /// neither the room nor the need.
 #if defined(__AVX512BW__)
 #define LACUNA_UNROLL_BLOCKS _Pragma("GCC unroll 8")
-constexpr int64_t kPrefetch = 2048;  // bytes ahead of the codes being read
 #else
 #define LACUNA_UNROLL_BLOCKS
-constexpr int64_t kPrefetch = 1024;
 #endif
 
 /// One token in two planes: one panel at a time, the sums stay in registers.
@@ -92,7 +90,7 @@ void run_one(const LinearArgs& a) {
       LACUNA_UNROLL_BLOCKS
       for (int i = 0; i < L::kBlocks; ++i, codes += kCodeBytes<L>) {
         const int64_t b = u * L::kBlocks + i;
-        for (int line = 0; line < kCodeBytes<L>; line += 64) __builtin_prefetch(codes + kPrefetch + line);
+        ask_ahead(codes, kPrefetch, kCodeBytes<L>, a.far);
         BlockScales<kGroups> s;
         L::load(head, scales, i, s);
         const int8_t* x = a.x.codes + 2 * b * kBlock;
