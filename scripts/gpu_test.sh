@@ -7,7 +7,7 @@ usage() {
   cat <<'TXT'
 usage: scripts/gpu_test.sh [--tests PROGRAM] [--sanitize]
   --tests PROGRAM   run this kernels_test, and model_test and eval_test beside it, instead of building them
-  --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), about two minutes
+  --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), some minutes, most of them the decoder's racecheck
 TXT
 }
 tests="" sanitize=0

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <tuple>
 
 #include "core/error.h"
 #include "core/huge_buffer.h"
@@ -34,6 +35,33 @@ using kernels::WeightView;
 constexpr int64_t kChunk = 512;
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/// Items [first, end) of one worker. It takes them from the front, one after the other, so that the weights it asks for
+/// ahead are its own next ones; a worker that has none left takes them from the back.
+class alignas(64) Share {
+ public:
+  void set(int64_t first, int64_t end) { both_.store(pack(first, end), std::memory_order_relaxed); }
+  int64_t take_front() {  // -1: none left
+    return take([](int64_t first, int64_t end) { return std::tuple(first, first + 1, end); });
+  }
+  int64_t take_back() {
+    return take([](int64_t first, int64_t end) { return std::tuple(end - 1, first, end - 1); });
+  }
+
+ private:
+  static uint64_t pack(int64_t first, int64_t end) { return uint64_t(first) << 32 | uint64_t(end); }
+  template <class Rule>
+  int64_t take(Rule&& rule) {
+    uint64_t both = both_.load(std::memory_order_relaxed);
+    for (;;) {
+      const auto first = int64_t(both >> 32), end = int64_t(both & 0xffffffff);
+      if (first >= end) return -1;
+      const auto [item, new_first, new_end] = rule(first, end);
+      if (both_.compare_exchange_weak(both, pack(new_first, new_end), std::memory_order_relaxed)) return item;
+    }
+  }
+  std::atomic<uint64_t> both_{0};
+};
+
 struct Part {
   WeightView view;
   const LinearKernel* kernel = nullptr;
@@ -52,7 +80,12 @@ struct Item {
 class CpuLinearGroup final : public kernels::LinearGroup {
  public:
   CpuLinearGroup(Isa isa, std::span<const WeightView> views, ThreadPool& pool, kernels::Prepare prepare)
-      : isa_(isa), table_(linear_table(isa)), pool_(pool), K_(kernels::check_weights(views)), inputs_(table_, K_) {
+      : isa_(isa),
+        table_(linear_table(isa)),
+        pool_(pool),
+        K_(kernels::check_weights(views)),
+        inputs_(table_, K_),
+        shares_(size_t(pool.size())) {
     parts_.reserve(views.size());
     for (const WeightView& view : views) add_part(view, prepare);
     const int64_t rows_per_worker_pass = int64_t{8} * pool_.size();
@@ -177,8 +210,20 @@ class CpuLinearGroup final : public kernels::LinearGroup {
       (M == 1 ? part.kernel->run_one : part.kernel->run_many)(a);
     };
     const int64_t count = ceil_div(M, tile) * int64_t(items.size());
+    if (M == 1 && pool_.size() > 1 && count > 1) return run_shares(count, run_item);
     pool_.parallel_for(count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) run_item(i);
+    });
+  }
+
+  /// Each worker has a contiguous share of the items, and helps the others once it has none left.
+  void run_shares(int64_t count, const auto& run_item) {
+    const int workers = pool_.size();
+    for (int w = 0; w < workers; ++w) shares_[size_t(w)].set(count * w / workers, count * (w + 1) / workers);
+    pool_.run([&](int worker) {
+      for (int64_t item; (item = shares_[size_t(worker)].take_front()) >= 0;) run_item(item);
+      for (int w = 1; w < workers; ++w)
+        for (int64_t item; (item = shares_[size_t((worker + w) % workers)].take_back()) >= 0;) run_item(item);
     });
   }
 
@@ -189,6 +234,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
   QuantizedInputs inputs_;
   std::vector<Part> parts_;
   std::vector<Item> one_items_, many_items_;
+  std::vector<Share> shares_;  // one a worker
 };
 
 /// Zigzag and row weights that read one input.
