@@ -17,6 +17,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,10 +39,11 @@ class Run:
     peak_bytes: int
 
 
-def run(command: list[str]) -> Run:
+def run(command: list[str], folder: str | None = None) -> Run:
+    """folder: where it runs."""
     started = time.monotonic()
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=folder)
     except OSError as error:
         raise Failure(f"{command[0]}: cannot be started: {error}") from error
     try:
@@ -156,8 +158,9 @@ class Ggml(Program):
         binary = self.bin / self.completion
         if not binary.is_file():
             raise Failure(f"{binary}: not built, but it is needed for the time to the first token (--skip-load leaves that out)")
-        return run([str(binary), "-m", str(model), "-p", "Hello", "-n", "1", "--temp", "0", "-c", "512", "-t", str(settings.threads),
-                    *self.quiet, *llama_bench_to_cli(options)])
+        with tempfile.TemporaryDirectory() as folder:  # ik_llama.cpp's program leaves a main.log where it runs
+            return run([str(binary.resolve()), "-m", str(model.resolve()), "-p", "Hello", "-n", "1", "--temp", "0", "-c", "512",
+                        "-t", str(settings.threads), *self.quiet, *llama_bench_to_cli(options)], folder)
 
 
 def llama_bench_to_cli(options: list[str]) -> list[str]:
