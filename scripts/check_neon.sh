@@ -2,6 +2,7 @@
 # Compiles the CPU kernels for 64-bit ARM (NEON with dot products) with the cross compiler; nothing is linked or run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[ $# -eq 0 ] || { printf 'usage: scripts/check_neon.sh (takes no arguments)\n' >&2; exit 2; }
 compiler=aarch64-linux-gnu-g++
 command -v "$compiler" >/dev/null || { printf 'error: %s is not installed: apt-get install g++-aarch64-linux-gnu\n' "$compiler" >&2; exit 1; }
 out=build/neon

@@ -4,6 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=${1:?usage: scripts/run_ctest.sh BUILD_FOLDER [ctest options]}
 shift
+[ -d "$build" ] || { printf 'usage: scripts/run_ctest.sh BUILD_FOLDER [ctest options]; %s is no folder\n' "$build" >&2; exit 2; }
 log="$build/ctest.log"
 status=0
 ctest --test-dir "$build" --output-on-failure -j "$(nproc)" --no-tests=error "$@" >"$log" 2>&1 || status=$?

@@ -2,6 +2,7 @@
 # clang-tidy over src/ with the checks of .clang-tidy; any finding fails.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[ $# -eq 0 ] || { printf 'usage: scripts/tidy.sh (takes no arguments; about 50 core minutes)\n' >&2; exit 2; }
 . scripts/lib/packages.sh
 install_packages clang-tidy-14 libc++-14-dev
 scripts/build.sh --compress lacuna_commit

@@ -318,18 +318,19 @@ Action add_bench(CLI::App& program) {
                           ->check(CLI::Range(1, 100000))
                           ->capture_default_str()
                           ->type_name("R");
-  command->add_option("--prompt", options->prompt, "tokens of a prefill")
+  command->add_option("--prompt", options->prompt, "of --what prefill: tokens of the prompt")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str()
       ->type_name("N");
-  CLI::Option* gen = command->add_option("--gen", options->gen, "tokens decoded in one run")
+  CLI::Option* gen = command->add_option("--gen", options->gen, "of --what decode: tokens decoded in one run")
                          ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
                          ->capture_default_str()
                          ->type_name("N");
   command
-      ->add_option("--context", options->contexts,
-                   "tokens already in the cache when decoding begins; 10 is how SpQt's paper measures; several, "
-                   "separated by commas: one after the other")
+      ->add_option(
+          "--context", options->contexts,
+          "of --what decode: tokens already in the cache when it begins; 10 is how SpQt's paper measures; several, "
+          "separated by commas: one after the other")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
       ->capture_default_str()

@@ -30,6 +30,11 @@ std::optional<T> parsed(std::string_view text) {
 void add_common(CLI::App& command, Common& common) {
   command.add_option("--threads", common.threads, "threads to compute with; default: the cores this process may use")
       ->check(CLI::Range(1, 1024))
+      ->each([cores = common.threads](const std::string& text) {
+        if (parsed<int>(text).value_or(0) > cores)
+          spdlog::warn("--threads {}: this process may use {} {}; more threads than cores compute slower", text, cores,
+                       cores == 1 ? "core" : "cores");
+      })
       ->capture_default_str()
       ->type_name("N")
       ->group("Common");
@@ -215,6 +220,8 @@ LoadedModel open_model(const std::string& path, const Common& common) {
   const auto start = std::chrono::steady_clock::now();
   auto pool = std::make_unique<ThreadPool>(common.threads);
   LoadedModel model{io::Checkpoint::open(path), std::nullopt, std::move(pool), nullptr, nullptr, nullptr, 0};
+  if (model.checkpoint.tensors().empty())
+    throw Error("{}: has a vocabulary and no weights; `lacuna tokenize` and `lacuna inspect` read such a file", path);
   if (model.checkpoint.vocabulary().model != Vocabulary::Model::none)
     model.tokenizer.emplace(make_tokenizer(model.checkpoint));
   model.load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

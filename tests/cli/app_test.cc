@@ -1,6 +1,7 @@
 // The program as a whole: help, version, exit codes, pure JSON, broken files, closed pipes.
 #include <fstream>
 
+#include "core/thread_pool.h"
 #include "models.h"
 #include "process.h"
 #include "test_support.h"
@@ -244,8 +245,10 @@ TEST(App, ThreadsThatCannotBeStartedAreAnError) {
                                              {"synth", "llama-3.2-1b", "-o", dir.file("s.gguf"), "--layers", "1"},
                                              {"bench", kModel}}) {
     arguments.insert(arguments.end(), {"--threads", "1000"});
-    expect_error(arguments, "cannot start thread", little);
-    expect_error(arguments, "use fewer --threads", little);
+    const Finished done = run_lacuna(arguments, little);
+    EXPECT_EQ(done.code, 1) << arguments[0] << " signal " << done.signal;
+    for (const char* words : {"cannot start thread", "use fewer --threads"})
+      EXPECT_NE(done.err.find(words), std::string::npos) << arguments[0] << "\n" << done.err;
   }
   EXPECT_FALSE(std::filesystem::exists(dir.file("q.gguf")));
 }
@@ -273,11 +276,29 @@ TEST(App, AClosedStdoutOrStdinIsAnError) {
   expect_error({"tokenize", kModel, "-f", "-"}, "cannot be read", {.closed = {0}});
 }
 
+TEST(App, MoreThreadsThanCoresAreWarnedOf) {
+  const std::vector<std::string> command = {"tokenize", kModel, "-p", "a", "--threads"};
+  const auto with = [&](int threads) {
+    std::vector<std::string> arguments = command;
+    arguments.push_back(std::to_string(threads));
+    const Finished done = run_lacuna(arguments);
+    EXPECT_EQ(done.code, 0);
+    return done.err;
+  };
+  EXPECT_EQ(with(usable_cores()), "");
+  EXPECT_NE(with(usable_cores() + 1).find("more threads than cores"), std::string::npos);
+}
+
 TEST(App, ErrorsNameTheFile) {
   const TempDir dir;
   const std::string bare = dir.file("bare.gguf"), merges = dir.file("merges.gguf"), no_pre = dir.file("no_pre.gguf");
   rewrite(kModel, bare, [](io::Metadata& m) { m.erase("llama.block_count"); });
   expect_error({"run", bare, "-p", "a"}, bare + ": metadata key llama.block_count is missing");
+  const std::string vocabulary = fixture("gguf/vocabulary.gguf");
+  for (const std::vector<std::string>& command : {std::vector<std::string>{"run", vocabulary, "-p", "a"},
+                                                  {"perplexity", vocabulary, "-f", kModel},
+                                                  {"bench", vocabulary}})
+    expect_error(command, vocabulary + ": has a vocabulary and no weights");
   rewrite(kModel, merges,
           [](io::Metadata& m) { m.set("tokenizer.ggml.merges", std::vector<std::string>{std::string("x\0 y", 4)}); });
   expect_error({"tokenize", merges, "-p", "a"}, merges + ": tokenizer merge 0");

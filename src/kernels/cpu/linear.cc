@@ -25,6 +25,7 @@ bool prefetches_far() {
   return false;
 #endif
 }
+
 namespace {
 
 using kernels::Activation;

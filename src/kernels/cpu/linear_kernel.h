@@ -58,9 +58,10 @@ struct ActivationTile {
   int64_t x_stride = 0;
 };
 
-/// Whether a stream of weights is asked for far ahead and into the second-level cache rather than shortly before and
-/// into the first: on AMD's CPUs, where a core has few requests of its first-level cache under way. Two cores of an
-/// EPYC with AVX-512 read one token's q4_K panels at 18 GB/s that way and at 30, all that memory gives, this way.
+/// Whether a stream of weights is asked for far ahead and into the second-level cache (true) or shortly before its use
+/// and into the first (false). True on AMD's CPUs, where a core has few requests of its first-level cache under way:
+/// two cores of an EPYC with AVX-512 read one token's q4_K panels at 30 GB/s, all that memory gives, and at 18 with
+/// false.
 bool prefetches_far();
 
 struct LinearArgs {
