@@ -52,6 +52,8 @@ model::CudaTuning parse_product(const json& value, const std::string& where) {
   out.plan.segments = need_int(plan, "segments", least, cuda::kMostSegments, where);
   out.plan.early_headers = need_share(plan, "early_headers", where);
   out.plan.early_codes = need_share(plan, "early_codes", where);
+  out.plan.skips = plan.boolean("skips").value_or(true);
+  if (!out.plan.skips && out.product.percent == 0) throw Error("{}: \"skips\" is false of a dense product", where);
   return out;
 }
 
@@ -71,7 +73,8 @@ ordered_json product_json(const model::CudaTuning& tuning) {
             {"resident", plan.resident},
             {"segments", plan.segments},
             {"early_headers", plan.early_headers},
-            {"early_codes", plan.early_codes}}}};
+            {"early_codes", plan.early_codes},
+            {"skips", plan.skips}}}};
 }
 
 cuda::Plans CudaProfile::plans() const {

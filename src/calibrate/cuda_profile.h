@@ -1,7 +1,8 @@
 // src/calibrate/cuda_profile.h - what `lacuna tune --device cuda` found on a card, as a JSON file:
 //   {"lacuna_cuda_profile": 1, "version": "0.1.0", "gpu": "NVIDIA H100 80GB HBM3", "driver": "13.0", "products": [
 //     {"layout": "zz4_k", "rows": 86, "inputs": 4096, "percent": 50, "standard_ms": 1.40, "tuned_ms": 1.36,
-//      "plan": {"warps": 8, "chunk": 32, "resident": 24, "segments": 4, "early_headers": 1, "early_codes": 0.2}}, ...]}
+//      "plan": {"warps": 8, "chunk": 32, "resident": 24, "segments": 4, "early_headers": 1, "early_codes": 0.2,
+//               "skips": true}}, ...]}
 // The times are of a whole token, with the default plan of this product and with this one, the others as they were.
 #pragma once
 

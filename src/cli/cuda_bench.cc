@@ -94,9 +94,11 @@ void whole_tokens(const CudaBenchRequest& request) {
   if (prefills)
     result.rows.push_back(eval::bench_cuda_prefill(*model.cuda, model.checkpoint, deviation,
                                                    {.tokens = request.prompt, .runs = request.runs}));
-  if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, request.sparsity.dense_prefix, false});
+  // Dense first: its plans serve where skipping does not pay.
   if (request.tune && model.cuda->tune(true).empty())
     throw Error("--tune: {} has no zigzag weights, whose plans it finds", request.shape);
+  if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, request.sparsity.dense_prefix, false});
+  if (request.tune && thresholds) model.cuda->tune(true);
   for (const int64_t depth : request.contexts) {
     if (!decodes) break;
     const auto rows = eval::bench_cuda_decode(*model.cuda, model.checkpoint, deviation,

@@ -111,6 +111,10 @@ struct Group {
   int64_t K() const { return runs.empty() ? rows.front().weights.K : runs.front().columns.K; }
   /// No part is in a row layout.
   bool all_zigzag() const { return rows.empty(); }
+  /// False: by the plans all of it is faster dense.
+  bool skips() const {
+    return runs.empty() || std::ranges::any_of(runs, [](const ZigzagRun& run) { return run.sparse.skips; });
+  }
   /// What an earlier launch writes: zigzag launches add to their results.
   cuda::Preset to_preset(float* y) const { return runs.empty() ? cuda::Preset{} : cuda::Preset{y, outputs, start}; }
 };
@@ -125,6 +129,10 @@ struct Layer {
   const float *attn_norm = nullptr, *attn_norm_bias = nullptr, *ffn_norm = nullptr, *ffn_norm_bias = nullptr;
   const float *q_norm = nullptr, *k_norm = nullptr;
   Group qkv, o, up, down;
+
+  /// In the order of Input.
+  std::array<Group*, kInputs> readers() { return {&qkv, &o, &up, &down}; }
+  std::array<const Group*, kInputs> readers() const { return {&qkv, &o, &up, &down}; }
 };
 
 }  // namespace
@@ -289,7 +297,7 @@ cuda::GemvPlan CudaDecoder::Impl::choose_plan(const ZigzagRun& run, int left_out
 std::pair<int64_t, int64_t> CudaDecoder::Impl::fixed_order_space() const {
   int64_t sums = 1, rows = 1;
   for (const Layer& layer : layers)
-    for (const Group* group : {&layer.qkv, &layer.o, &layer.up, &layer.down})
+    for (const Group* group : layer.readers())
       for (const ZigzagRun& run : group->runs) {
         rows = std::max(rows, run.columns.rows);
         sums = std::max(sums, run.columns.rows * 256 * std::max(run.dense.segments, run.sparse.segments));
@@ -365,9 +373,9 @@ void CudaDecoder::Impl::run(const Group& group, int64_t layer, Input input, cons
     cuda::launch_count_inactive(device, stream, in, width, group.norms, threshold,
                                 counts.as<unsigned long long>() + layer * kInputs + int64_t(input));
   }
-  const bool sparse = threshold > 0;
   cuda::Preset clear = fused.clear;
   for (const ZigzagRun& run : group.runs) {
+    const bool sparse = threshold > 0 && run.sparse.skips;
     cuda::GemvArgs args;
     args.weights = run.columns;
     args.inputs = sparse ? cuda::Inputs::threshold : cuda::Inputs::dense;
@@ -421,7 +429,8 @@ cuda::Heads CudaDecoder::Impl::heads_of(const Layer& layer, int64_t index, float
 void CudaDecoder::Impl::record(bool sparse) {
   const Config& c = config;
   const auto threshold = [&](int64_t layer, Input input) {
-    return sparse ? sparsity->thresholds.t[size_t(layer)][size_t(input)] : 0.0f;
+    const Group& group = *layers[size_t(layer)].readers()[size_t(input)];
+    return sparse && group.skips() ? sparsity->thresholds.t[size_t(layer)][size_t(input)] : 0.0f;
   };
   cuda::launch_embed(device, stream, embedding, ids.as<int32_t>(), 1, x);
   for (int64_t index = 0; index < c.n_layers; ++index) {
@@ -788,7 +797,9 @@ std::string CudaDecoder::explain() const {
     std::string how;
     for (const ZigzagRun& run : group.runs)
       how += fmt::format("{}{}, dense {}{}", how.empty() ? "" : "; then ", run.layout->name, cuda::describe(run.dense),
-                         d.sparsity ? ", sparse " + cuda::describe(run.sparse) : "");
+                         d.sparsity ? fmt::format(", at {}% {}{}", d.percent(), run.sparse.skips ? "sparse " : "",
+                                                  cuda::describe(run.sparse))
+                                    : "");
     std::string rows;
     for (const RowPart& part : group.rows)
       rows += fmt::format("{}{}", rows.empty() ? "" : ", ", part.weights.layout->name);
@@ -860,10 +871,9 @@ void CudaDecoder::set_sparsity(std::optional<SparsityOptions> options) {
   Impl& d = *impl_;
   if (options) check_sparsity(*options, d.config);
   const bool by_norms = options && !options->thresholds.norms.empty();
-  const auto readers = [](Layer& layer) { return std::array{&layer.qkv, &layer.o, &layer.up, &layer.down}; };
   if (by_norms)
-    for (Layer& layer : d.layers)
-      for (const Group* group : readers(layer))
+    for (const Layer& layer : d.layers)
+      for (const Group* group : layer.readers())
         if (!group->all_zigzag())
           throw Error("--device cuda: thresholds by wina need zigzag weights; use --criterion magnitude");
   std::deque<cuda::Buffer> norms;  // [layers][kInputs]
@@ -877,14 +887,25 @@ void CudaDecoder::set_sparsity(std::optional<SparsityOptions> options) {
   d.sparse_token.reset();  // before the norms that it reads go
   d.norms = std::move(norms);
   for (size_t l = 0; l < d.layers.size(); ++l)
-    for (size_t i = 0; Group * group : readers(d.layers[l]))
+    for (size_t i = 0; Group * group : d.layers[l].readers())
       group->norms = by_norms ? d.norms[l * kInputs + i++].as<float>() : nullptr;
   d.sparsity = std::move(options);
   if (d.sparsity)
     for (Layer& layer : d.layers)
-      for (Group* const group : readers(layer))
+      for (Group* const group : layer.readers())
         for (ZigzagRun& run : group->runs) run.sparse = d.choose_plan(run, d.percent());
   d.record_sparse();
+}
+
+std::optional<SparsityOptions> CudaDecoder::sparsity() const {
+  std::optional<SparsityOptions> out = impl_->sparsity;
+  if (out)
+    for (size_t l = 0; l < impl_->layers.size(); ++l)
+      for (size_t i = 0; const Group* group : impl_->layers[l].readers()) {
+        float& threshold = out->thresholds.t[l][i++];
+        if (!group->skips()) threshold = 0;
+      }
+  return out;
 }
 
 double CudaDecoder::Impl::time_token(bool sparse) {
@@ -915,7 +936,7 @@ std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
   const bool sparse = d.sparsity.has_value();
   std::map<cuda::Product, std::vector<ZigzagRun*>> products;
   for (Layer& layer : d.layers)
-    for (Group* const group : {&layer.qkv, &layer.o, &layer.up, &layer.down})
+    for (Group* const group : layer.readers())
       for (ZigzagRun& run : group->runs)
         products[{run.layout->id, run.columns.rows, run.columns.K, d.percent()}].push_back(&run);
   const auto plan_of = [&](ZigzagRun& run) -> cuda::GemvPlan& { return sparse ? run.sparse : run.dense; };
@@ -934,7 +955,7 @@ std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
   int64_t attempts = 0;
   for (const auto& [product, runs] : products)
     attempts += kRounds * (int64_t(cuda::kernel_plans(*runs.front()->layout).size() * std::size(kFills)) +
-                           (sparse ? int64_t(std::size(kEarly)) + 1 : 0));
+                           (sparse ? int64_t(std::size(kEarly)) + 2 : 0));
   std::optional<Progress> bar;
   if (progress) bar.emplace(sparse ? fmt::format("Tuning {}%", d.percent()) : "Tuning dense", attempts, "plans");
   double least = d.time_token(sparse);
@@ -966,6 +987,9 @@ std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
       cuda::GemvPlan plan = best();
       plan.early_headers = 0;
       attempt(runs, plan);
+      cuda::GemvPlan dense = runs.front()->dense;
+      dense.skips = false;
+      attempt(runs, dense);
     }
   }
   std::vector<CudaTuning> out;

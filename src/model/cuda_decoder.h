@@ -59,9 +59,12 @@ class CudaDecoder final : public Engine {
   SparsityCounts sparsity_counts() const override;
 
   /// As Decoder::set_sparsity: without mask_batches append() and forward() of several tokens are dense; score() never
-  /// is. What skips runs token by token. No plan runs an input dense here. Clears the counts. Throws Error as that one
-  /// does, and for wina with weights in row layouts; the decoder is then as before; or, where the device fails, dense.
+  /// is. What skips runs token by token. Inputs of which the plans say so run dense. Clears the counts. Throws Error as
+  /// that one does, and for wina with weights in row layouts; the decoder is then as before; or, where the device
+  /// fails, dense.
   void set_sparsity(std::optional<SparsityOptions> options);
+  /// What set_sparsity() was given, with thresholds of 0 where the plans run an input dense.
+  std::optional<SparsityOptions> sparsity() const;
   /// Whether sparsity_counts() are kept, which takes four more launches a layer; not, to begin with. Clears the counts.
   void count_inputs(bool on);
 

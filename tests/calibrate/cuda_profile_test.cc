@@ -21,6 +21,7 @@ CudaProfile example() {
   out.machine = {"NVIDIA H100 80GB HBM3", "13.0", "0.1.0"};
   out.products.push_back({{Id::zz4_k, 86, 4096, 0}, {8, 32, 24, 4, 0, 0}, 1.8, 1.75});
   out.products.push_back({{Id::zz6_k, 16, 11008, 50}, {4, 16, 32, 24, 1, 0.25f}, 1.4, 1.39});
+  out.products.push_back({{Id::zz4_k, 8, 2048, 50}, {4, 16, 32, 24, 0, 0, false}, 0.4, 0.39});
   return out;
 }
 
@@ -47,7 +48,7 @@ TEST(CudaProfile, MergingReplacesWhatWasKnown) {
   again.plan.segments = 9;
   other.product.percent = 25;
   profile.merge({again, other});
-  ASSERT_EQ(profile.products.size(), 3u);
+  ASSERT_EQ(profile.products.size(), 4u);
   EXPECT_EQ(profile.plans().find({Id::zz4_k, 86, 4096, 0})->segments, 9);
   EXPECT_EQ(profile.plans().find({Id::zz4_k, 86, 4096, 30})->segments, 4);
   EXPECT_EQ(profile.plans().find({Id::zz6_k, 16, 11008, 50})->segments, 24);
@@ -80,6 +81,13 @@ TEST(CudaProfile, DamageIsNamed) {
   damaged(with("\"segments\": 24", "\"segments\": 10"), "\"segments\" is 10, expected 11 to 256");
   damaged(with("\"segments\": 24", "\"segments\": 257"), "\"segments\" is 257");
   damaged(with("\"early_codes\": 0.25", "\"early_codes\": 1.5"), "\"early_codes\" is 1.5");
+  damaged(with("\"skips\": false", "\"skips\": 0"), "\"skips\" must be true or false");
+  std::string dense = example().to_json();
+  dense.replace(dense.find("\"skips\": true"), 13, "\"skips\": false");  // of the first product
+  damaged(dense, "\"skips\" is false of a dense product");
+  std::string older = example().to_json();
+  for (size_t at; (at = older.find(",\n    \"skips\": true")) != std::string::npos;) older.erase(at, 19);
+  EXPECT_EQ(CudaProfile::parse(older, "p.json"), example()) << "files of before the key";
   damaged(with("\"tuned_ms\": 1.39", "\"tuned_ms\": -1"), "a time of -1 ms");
   damaged(with("\"plan\"", "\"plans\""), "plan");
   damaged(with("\"products\"", "\"product\""), "products");

@@ -28,6 +28,12 @@ TEST(CudaPlans, TheNearestSparsityOfTheSameProductServes) {
   EXPECT_EQ(plans.find({Id::zz6_k, 16, 4096, 50}), nullptr);
   EXPECT_EQ(plans.find({Id::zz4_k, 17, 4096, 50}), nullptr);
   EXPECT_EQ(plans.find({Id::zz4_k, 16, 4095, 50}), nullptr);
+  GemvPlan dense = with_segments(8);
+  dense.skips = false;
+  plans.set({Id::zz4_k, 16, 4096, 60}, dense);
+  EXPECT_FALSE(plans.find({Id::zz4_k, 16, 4096, 60})->skips);
+  EXPECT_FALSE(plans.find({Id::zz4_k, 16, 4096, 56})->skips);
+  EXPECT_EQ(plans.find({Id::zz4_k, 16, 4096, 61})->segments, 6) << "skipping may pay there";
   plans.set({Id::zz4_k, 16, 4096, 50}, with_segments(7));
   EXPECT_EQ(plans.find({Id::zz4_k, 16, 4096, 50})->segments, 7);
 }

@@ -34,6 +34,9 @@ struct GemvPlan {
   /// Shares of each segment's headers and codes that a sparse launch asks for before it knows which columns count,
   /// while the launch before it ends and memory is idle. Dense launches load all weights early as they are.
   float early_headers = 0, early_codes = 0;
+  /// False, of a product that could leave inputs out: it is faster dense, with the plan of dense inputs; launch_gemv()
+  /// does not look at it.
+  bool skips = true;
   bool operator==(const GemvPlan&) const = default;
 };
 std::string describe(const GemvPlan& plan);

@@ -7,6 +7,7 @@
 namespace lacuna::cuda {
 
 std::string describe(const GemvPlan& plan) {
+  if (!plan.skips) return "dense: skipping does not pay";
   return fmt::format(
       "{} segments, {} warps, {} columns in flight, {} resident, {:.0f}% of headers and {:.0f}% of codes early",
       plan.segments, plan.warps, plan.chunk, plan.resident, 100 * plan.early_headers, 100 * plan.early_codes);

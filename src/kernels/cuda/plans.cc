@@ -17,6 +17,7 @@ const GemvPlan* Plans::find(const Product& product) const {
   for (const auto& [other, plan] : plans_) {
     if (other.layout != product.layout || other.rows != product.rows || other.K != product.K) continue;
     if ((other.percent == 0) != (product.percent == 0)) continue;
+    if (!plan.skips && other.percent < product.percent) continue;
     const int far = std::abs(other.percent - product.percent);
     if (best == nullptr || far < distance) best = &plan, distance = far;
   }
