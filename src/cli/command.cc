@@ -221,7 +221,10 @@ LoadedModel open_model(const std::string& path, const Common& common) {
   auto pool = std::make_unique<ThreadPool>(common.threads);
   LoadedModel model{io::Checkpoint::open(path), std::nullopt, std::move(pool), nullptr, nullptr, nullptr, 0};
   if (model.checkpoint.tensors().empty())
-    throw Error("{}: has a vocabulary and no weights; `lacuna tokenize` and `lacuna inspect` read such a file", path);
+    throw Error("{}: has no weights{}", path,
+                model.checkpoint.vocabulary().model == Vocabulary::Model::none
+                    ? "; `lacuna inspect` shows what is in it"
+                    : ", a vocabulary only; `lacuna tokenize` and `lacuna inspect` read such a file");
   if (model.checkpoint.vocabulary().model != Vocabulary::Model::none)
     model.tokenizer.emplace(make_tokenizer(model.checkpoint));
   model.load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

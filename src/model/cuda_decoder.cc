@@ -111,9 +111,9 @@ struct Group {
   int64_t K() const { return runs.empty() ? rows.front().weights.K : runs.front().columns.K; }
   /// No part is in a row layout.
   bool all_zigzag() const { return rows.empty(); }
-  /// False: by the plans all of it is faster dense.
+  /// False: a plan says dense, which then holds for the whole group, so that an input is left out of all or of none.
   bool skips() const {
-    return runs.empty() || std::ranges::any_of(runs, [](const ZigzagRun& run) { return run.sparse.skips; });
+    return std::ranges::all_of(runs, [](const ZigzagRun& run) { return run.sparse.skips; });
   }
   /// What an earlier launch writes: zigzag launches add to their results.
   cuda::Preset to_preset(float* y) const { return runs.empty() ? cuda::Preset{} : cuda::Preset{y, outputs, start}; }
@@ -373,9 +373,9 @@ void CudaDecoder::Impl::run(const Group& group, int64_t layer, Input input, cons
     cuda::launch_count_inactive(device, stream, in, width, group.norms, threshold,
                                 counts.as<unsigned long long>() + layer * kInputs + int64_t(input));
   }
+  const bool sparse = threshold > 0;
   cuda::Preset clear = fused.clear;
   for (const ZigzagRun& run : group.runs) {
-    const bool sparse = threshold > 0 && run.sparse.skips;
     cuda::GemvArgs args;
     args.weights = run.columns;
     args.inputs = sparse ? cuda::Inputs::threshold : cuda::Inputs::dense;
@@ -970,15 +970,22 @@ std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
     else
       set(runs, before);
   };
+  std::map<cuda::Product, cuda::GemvPlan> skipping_plans;
   for (int round = 0; round < kRounds; ++round) {
     for (const auto& [product, runs] : products) {
       const auto best = [&runs = runs, &plan_of] { return plan_of(*runs.front()); };
+      cuda::GemvPlan& skipping = skipping_plans[product];  // the best of those that skip
+      if (best().skips) skipping = best();
       for (cuda::GemvPlan kernel : cuda::kernel_plans(*runs.front()->layout)) {
-        kernel.early_headers = best().early_headers, kernel.early_codes = best().early_codes;
+        kernel.early_headers = skipping.early_headers, kernel.early_codes = skipping.early_codes;
         for (const double fill : kFills)
           attempt(runs, cuda::filled(d.device.info(), runs.front()->columns, kernel, fill));
       }
       if (!sparse) continue;
+      if (!best().skips) {  // nothing is early there
+        if (bar) bar->add(int64_t(std::size(kEarly)) + 2);
+        continue;
+      }
       for (const float codes : kEarly) {
         cuda::GemvPlan plan = best();
         plan.early_headers = 1, plan.early_codes = codes;
@@ -987,6 +994,7 @@ std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
       cuda::GemvPlan plan = best();
       plan.early_headers = 0;
       attempt(runs, plan);
+      skipping = best();
       cuda::GemvPlan dense = runs.front()->dense;
       dense.skips = false;
       attempt(runs, dense);

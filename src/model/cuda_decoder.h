@@ -59,9 +59,9 @@ class CudaDecoder final : public Engine {
   SparsityCounts sparsity_counts() const override;
 
   /// As Decoder::set_sparsity: without mask_batches append() and forward() of several tokens are dense; score() never
-  /// is. What skips runs token by token. Inputs of which the plans say so run dense. Clears the counts. Throws Error as
-  /// that one does, and for wina with weights in row layouts; the decoder is then as before; or, where the device
-  /// fails, dense.
+  /// is. What skips runs token by token. An input runs dense where the plan of one of its products says so. Clears the
+  /// counts. Throws Error as that one does, and for wina with weights in row layouts; the decoder is then as before;
+  /// or, where the device fails, dense.
   void set_sparsity(std::optional<SparsityOptions> options);
   /// What set_sparsity() was given, with thresholds of 0 where the plans run an input dense.
   std::optional<SparsityOptions> sparsity() const;
@@ -74,7 +74,8 @@ class CudaDecoder final : public Engine {
   void wait();
 
   /// Measures in a whole token which plan of each zigzag product is fastest, of dense tokens or, where set_sparsity()
-  /// said so, of sparse ones, and uses it. Forgets all tokens. Throws Error in a fixed order, and where the context
+  /// said so, of sparse ones, and uses it; a sparse one may be to run dense, with the dense plan in use: tune dense
+  /// tokens first. Forgets all tokens. Throws Error in a fixed order, and where the context
   /// holds less than kTuneContext.
   std::vector<CudaTuning> tune(bool progress);
   static constexpr int64_t kTuneContext = 16;

@@ -298,7 +298,7 @@ TEST(App, ErrorsNameTheFile) {
   for (const std::vector<std::string>& command : {std::vector<std::string>{"run", vocabulary, "-p", "a"},
                                                   {"perplexity", vocabulary, "-f", kModel},
                                                   {"bench", vocabulary}})
-    expect_error(command, vocabulary + ": has a vocabulary and no weights");
+    expect_error(command, vocabulary + ": has no weights, a vocabulary only");
   rewrite(kModel, merges,
           [](io::Metadata& m) { m.set("tokenizer.ggml.merges", std::vector<std::string>{std::string("x\0 y", 4)}); });
   expect_error({"tokenize", merges, "-p", "a"}, merges + ": tokenizer merge 0");

@@ -358,6 +358,33 @@ TEST_F(CudaDecoderTest, InputsThatThePlansRunDenseLeaveNothingOut) {
   }
 }
 
+// q and k in zz4_k, v in zz6_k: one of the two products is to run dense, and all three matrices do.
+TEST_F(CudaDecoderTest, ADensePlanOfOneProductHoldsForItsWholeInput) {
+  const Mixed mixed("llama_mha", {{"attn_v", layout::Id::zz6_k}});
+  Model& model = *mixed.model;
+  const Config& c = model.decoder->config();
+  const auto rows = [](int64_t N) { return (N + 255) / 256; };
+  SparsityOptions asked;
+  asked.thresholds.level = 0.5;
+  asked.thresholds.t.assign(size_t(c.n_layers), {1e30f, 0, 0, 0});
+  for (const auto& [id, n] :
+       {std::pair{layout::Id::zz4_k, rows(c.n_heads * c.head_dim) + rows(c.n_kv_heads * c.head_dim)},
+        std::pair{layout::Id::zz6_k, rows(c.n_kv_heads * c.head_dim)}}) {
+    SCOPED_TRACE(layout::get(id).name);
+    CudaDecoderOptions options;
+    cuda::GemvPlan plan = cuda::kernel_plans(layout::get(id)).front();
+    plan.skips = false;
+    options.plans.set({id, n, c.n_embd, 50}, plan);
+    const auto gpu = load(model, options);
+    gpu->set_sparsity(asked);
+    gpu->count_inputs(true);
+    EXPECT_EQ(gpu->sparsity()->thresholds.t[0][0], 0);
+    model.decoder->set_sparsity(std::nullopt);
+    EXPECT_LT(worst_difference(*model.decoder, *gpu), 0.03);
+    EXPECT_EQ(gpu->sparsity_counts().share(), 0);
+  }
+}
+
 TEST_F(CudaDecoderTest, MixedLeavesOutByNorms) {
   using layout::Id;
   const Mixed mixed("llama_mha", {{"attn_v", Id::zz6_k}, {"0.ffn_up", Id::zz5_k}, {"1.ffn_down", Id::zz8}});

@@ -29,7 +29,8 @@ class Plans {
  public:
   void set(const Product& product, const GemvPlan& plan) { plans_[product] = plan; }
   /// The plan of this product, else of the same one at the nearest other sparsity; nullptr where there is none: dense
-  /// products have no other, and that skipping does not pay at some sparsity says nothing of a higher one.
+  /// products have no other, and that skipping does not pay at some sparsity says nothing of a higher one (of a lower
+  /// one it does).
   const GemvPlan* find(const Product& product) const;
   bool empty() const { return plans_.empty(); }
 
