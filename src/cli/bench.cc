@@ -241,7 +241,7 @@ int bench(const Options& options) {
   check_common(options);
   if (options.sparsity.sparse() && (asked(options, "prefill") || options.tokens > 1))
     throw Error("--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear");
-  if (options.synthetic.empty()) io::Checkpoint::open(options.model);  // what cannot be opened fails before the clock
+  if (options.synthetic.empty()) open_weights(options.model);  // what cannot be opened fails before the clock
   const double ceiling = measure_ceiling(options.threads);
   std::unique_ptr<ScratchFile> synthetic;
   if (!options.synthetic.empty()) {

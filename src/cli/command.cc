@@ -31,7 +31,8 @@ void add_common(CLI::App& command, Common& common) {
   command.add_option("--threads", common.threads, "threads to compute with; default: the cores this process may use")
       ->check(CLI::Range(1, 1024))
       ->each([cores = common.threads](const std::string& text) {
-        if (parsed<int>(text).value_or(0) > cores)
+        int threads = 0;  // CLI11 reads 0x10 and the like too
+        if (CLI::detail::lexical_cast(text, threads) && threads > cores)
           spdlog::warn("--threads {}: this process may use {} {}; more threads than cores compute slower", text, cores,
                        cores == 1 ? "core" : "cores");
       })
@@ -216,15 +217,20 @@ Tokenizer make_tokenizer(const io::Checkpoint& checkpoint) {
   return naming_file(checkpoint.path(), [&] { return Tokenizer(vocabulary); });
 }
 
+io::Checkpoint open_weights(const std::string& path) {
+  io::Checkpoint checkpoint = io::Checkpoint::open(path);
+  if (checkpoint.tensors().empty())
+    throw Error("{}: has no weights{}", path,
+                checkpoint.vocabulary().model == Vocabulary::Model::none
+                    ? "; `lacuna inspect` shows what is in it"
+                    : ", a vocabulary only; `lacuna tokenize` and `lacuna inspect` read such a file");
+  return checkpoint;
+}
+
 LoadedModel open_model(const std::string& path, const Common& common) {
   const auto start = std::chrono::steady_clock::now();
   auto pool = std::make_unique<ThreadPool>(common.threads);
-  LoadedModel model{io::Checkpoint::open(path), std::nullopt, std::move(pool), nullptr, nullptr, nullptr, 0};
-  if (model.checkpoint.tensors().empty())
-    throw Error("{}: has no weights{}", path,
-                model.checkpoint.vocabulary().model == Vocabulary::Model::none
-                    ? "; `lacuna inspect` shows what is in it"
-                    : ", a vocabulary only; `lacuna tokenize` and `lacuna inspect` read such a file");
+  LoadedModel model{open_weights(path), std::nullopt, std::move(pool), nullptr, nullptr, nullptr, 0};
   if (model.checkpoint.vocabulary().model != Vocabulary::Model::none)
     model.tokenizer.emplace(make_tokenizer(model.checkpoint));
   model.load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

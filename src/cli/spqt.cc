@@ -67,7 +67,7 @@ void report_linear_layers(const std::string& name, std::span<const eval::NamedSh
 
 void report_figure_7(const SpqtRequest& request, eval::ProductBench& bench, SpqtReport& report) {
   if (!request.model.empty()) {
-    const io::Checkpoint checkpoint = io::Checkpoint::open(request.model);
+    const io::Checkpoint checkpoint = open_weights(request.model);
     const std::string name = std::filesystem::path(request.model).lexically_normal().filename().string();
     report_linear_layers(name, layer_shapes(checkpoint), model::layer_count(checkpoint), bench, report);
     return;
@@ -122,7 +122,7 @@ void check_spqt(const SpqtRequest& request) {
     throw Error("--parts table2 decodes with a model: give MODEL or --synthetic SHAPE");
   if (on_cuda(request) && std::find(request.parts.begin(), request.parts.end(), "table2") != request.parts.end())
     throw Error("--parts table2 is of --device cpu so far; on cuda ask for --what decode");
-  if (!request.model.empty()) io::Checkpoint::open(request.model);
+  if (!request.model.empty()) open_weights(request.model);
   if (!request.synthetic.empty()) model::find_shape(request.synthetic);
   if (!request.svg.empty() && !request.svg.ends_with(".svg"))
     throw Error("--svg {}: the name must end in .svg", request.svg);

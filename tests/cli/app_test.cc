@@ -1,4 +1,6 @@
 // The program as a whole: help, version, exit codes, pure JSON, broken files, closed pipes.
+#include <fmt/format.h>
+
 #include <fstream>
 
 #include "core/thread_pool.h"
@@ -278,15 +280,16 @@ TEST(App, AClosedStdoutOrStdinIsAnError) {
 
 TEST(App, MoreThreadsThanCoresAreWarnedOf) {
   const std::vector<std::string> command = {"tokenize", kModel, "-p", "a", "--threads"};
-  const auto with = [&](int threads) {
+  const auto with = [&](const std::string& threads) {
     std::vector<std::string> arguments = command;
-    arguments.push_back(std::to_string(threads));
+    arguments.push_back(threads);
     const Finished done = run_lacuna(arguments);
     EXPECT_EQ(done.code, 0);
     return done.err;
   };
-  EXPECT_EQ(with(usable_cores()), "");
-  EXPECT_NE(with(usable_cores() + 1).find("more threads than cores"), std::string::npos);
+  EXPECT_EQ(with(std::to_string(usable_cores())), "");
+  EXPECT_NE(with(std::to_string(usable_cores() + 1)).find("more threads than cores"), std::string::npos);
+  EXPECT_NE(with(fmt::format("{:#x}", usable_cores() + 1)).find("more threads than cores"), std::string::npos);
 }
 
 TEST(App, ErrorsNameTheFile) {
@@ -297,7 +300,9 @@ TEST(App, ErrorsNameTheFile) {
   const std::string vocabulary = fixture("gguf/vocabulary.gguf");
   for (const std::vector<std::string>& command : {std::vector<std::string>{"run", vocabulary, "-p", "a"},
                                                   {"perplexity", vocabulary, "-f", kModel},
-                                                  {"bench", vocabulary}})
+                                                  {"bench", vocabulary},
+                                                  {"tune", vocabulary},
+                                                  {"quantize", vocabulary, "-o", dir.file("out.gguf")}})
     expect_error(command, vocabulary + ": has no weights, a vocabulary only");
   rewrite(kModel, merges,
           [](io::Metadata& m) { m.set("tokenizer.ggml.merges", std::vector<std::string>{std::string("x\0 y", 4)}); });
