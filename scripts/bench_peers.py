@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,6 +88,11 @@ class Settings:
     threads: int
     prompt: int
     generate: int
+    context: int = 0  # tokens in the cache before those that are timed; where there are some, decode alone is measured
+
+    @property
+    def what(self) -> list[str]:
+        return ["decode"] if self.context else ["prefill", "decode"]
 
 
 @dataclass
@@ -115,7 +121,7 @@ class Lacuna(Program):
 
     def measure(self, model, what, options, settings):
         command = [str(self.binary), "bench", str(model), "--what", ",".join(what), "--runs", "1", "--prompt", str(settings.prompt),
-                   "--gen", str(settings.generate), "--threads", str(settings.threads), "--json", *options]
+                   "--gen", str(settings.generate), "--context", str(settings.context), "--threads", str(settings.threads), "--json", *options]
         result = run(command)
         rows = {}
         for row in json_lines(result.stdout, command):
@@ -133,22 +139,28 @@ class Lacuna(Program):
 class Ggml(Program):
     """llama.cpp, or a program that comes from it: both have llama-bench with JSON output."""
 
-    def __init__(self, name: str, folder: Path, version: str, options: list[list[str]], completion: str, quiet: list[str]):
+    def __init__(self, name: str, folder: Path, version: str, options: list[list[str]], completion: str, quiet: list[str],
+                 after: Callable[[int, int], list[str]]):
+        """after: the arguments of llama-bench for decoding (second) tokens after (first) ones."""
         super().__init__(name, version, options)
+        self.after = after
         self.bin = folder / "bin" if (folder / "bin").is_dir() else folder
         self.completion, self.quiet = completion, quiet
         if not (self.bin / "llama-bench").is_file():
             raise Failure(f"{folder}: no bin/llama-bench in it; pass the folder of a finished build of {name}")
 
     def measure(self, model, what, options, settings):
-        lengths = ["-p", str(settings.prompt if "prefill" in what else 0), "-n", str(settings.generate if "decode" in what else 0)]
+        if settings.context:
+            lengths = ["-p", "0", *self.after(settings.context, settings.generate)]
+        else:
+            lengths = ["-p", str(settings.prompt if "prefill" in what else 0), "-n", str(settings.generate if "decode" in what else 0)]
         command = [str(self.bin / "llama-bench"), "-m", str(model), "-t", str(settings.threads), *lengths, "-r", "1", "-o", "json", *options]
         result = run(command)
         try:
             tests = json.loads(result.stdout[result.stdout.index("["):])
         except ValueError as error:
             raise Failure(f"{shlex.join(command)}: the output is not JSON: {error}") from error
-        rows = {"prefill" if test["n_prompt"] else "decode": {"tok_s": test["avg_ts"]} for test in tests}
+        rows = {"decode" if test["n_gen"] else "prefill": {"tok_s": test["avg_ts"]} for test in tests}
         missing = [name for name in what if name not in rows]
         if missing:
             raise Failure(f"{shlex.join(command)}: no result for {', '.join(missing)}")
@@ -192,16 +204,16 @@ def choose_options(program: Program, model: Path, settings: Settings) -> None:
         return
     found = []
     for options in program.options:
-        rows = program.measure(model, ["prefill", "decode"], options, settings)
+        rows = program.measure(model, settings.what, options, settings)
         found.append((options, rows))
         note(f"  trial  {program.name} {' '.join(options)}: " + ", ".join(f"{k} {v['tok_s']:.1f}" for k, v in sorted(rows.items())))
-    program.best = {what: max(found, key=lambda item: item[1][what]["tok_s"])[0] for what in ("prefill", "decode")}
+    program.best = {what: max(found, key=lambda item: item[1][what]["tok_s"])[0] for what in settings.what}
 
 
 def measure_round(program: Program, model: Path, settings: Settings) -> dict[str, dict]:
     """One round of one program: a single process where prefill and decode want the same options, else one each."""
-    if program.best["prefill"] == program.best["decode"]:
-        return program.measure(model, ["prefill", "decode"], program.best["decode"], settings)
+    if all(program.best[what] == program.best["decode"] for what in settings.what):
+        return program.measure(model, settings.what, program.best["decode"], settings)
     return {**program.measure(model, ["prefill"], program.best["prefill"], settings),
             **program.measure(model, ["decode"], program.best["decode"], settings)}
 
@@ -222,7 +234,7 @@ def bench_model(model: Path, programs: list[Program], settings: Settings, rounds
             pass
     for program in programs:
         choose_options(program, model, settings)
-    speeds = {(p.name, what): [] for p in programs for what in ("prefill", "decode")}
+    speeds = {(p.name, what): [] for p in programs for what in settings.what}
     extra = {}
     firsts = {p.name: [] for p in programs}
     loads = []
@@ -238,16 +250,16 @@ def bench_model(model: Path, programs: list[Program], settings: Settings, rounds
             if with_load:
                 firsts[program.name].append(program.first_token(model, program.best["decode"], settings))
         note(f"  round {index + 1} of {rounds}: " + ", ".join(
-            f"{p.name} {speeds[p.name, 'prefill'][-1]:.0f} / {speeds[p.name, 'decode'][-1]:.1f}" for p in programs))
+            f"{p.name} " + " / ".join(f"{speeds[p.name, what][-1]:.1f}" for what in settings.what) for p in programs))
     result = []
-    for what in ("prefill", "decode"):
+    for what in settings.what:
         for program in programs:
             values = speeds[program.name, what]
             row = {
                 "bench": what, "model": model.name, "bytes": bytes_of_file, "program": program.name, "version": program.version,
                 "options": " ".join(program.best[what]), "device": "cpu", "threads": settings.threads,
                 "tokens": settings.prompt if what == "prefill" else settings.generate,
-                "tok_s": statistics.median(values), "tok_s_min": min(values), "tok_s_max": max(values), "runs": len(values),
+                **({"context": settings.context} if settings.context else {}), "tok_s": statistics.median(values), "tok_s_min": min(values), "tok_s_max": max(values), "runs": len(values),
                 "samples": values, "load_average": max(loads),
             }
             if program.name == "lacuna":
@@ -266,15 +278,15 @@ def bench_model(model: Path, programs: list[Program], settings: Settings, rounds
 
 
 def print_tables(rows: list[dict]) -> None:
-    print(f"{'model':<28} {'what':<12} {'program':<14} {'options':<14} {'tok/s':>8} {'min - max':>17}   lacuna / it (range)")
+    print(f"{'model':<28} {'what':<21} {'program':<14} {'options':<14} {'tok/s':>8} {'min - max':>17}   lacuna / it (range)")
     for row in rows:
         if row["bench"] == "load":
             continue
         ratio = row.get("lacuna_ratio")
         ratio_text = f"{ratio['median']:.2f}x ({ratio['min']:.2f} - {ratio['max']:.2f})" if ratio else ""
-        what = f"{row['bench']} {row['tokens']}"
+        what = f"{row['bench']} {row['tokens']}" + (f" after {row['context']}" if "context" in row else "")
         limits = f"{row['tok_s_min']:.1f} - {row['tok_s_max']:.1f}"
-        print(f"{row['model']:<28} {what:<12} {row['program']:<14} {row['options']:<14} {row['tok_s']:>8.1f} {limits:>17}   {ratio_text}")
+        print(f"{row['model']:<28} {what:<21} {row['program']:<14} {row['options']:<14} {row['tok_s']:>8.1f} {limits:>17}   {ratio_text}")
     loads = [row for row in rows if row["bench"] == "load"]
     if not loads:
         return
@@ -320,9 +332,11 @@ def peers(llama: Path | None, llama_version: str, ik: Path | None, ik_version: s
     """The peers that were given, with the option sets that are tried; the strongest comes last."""
     programs: list[Program] = []
     if llama:
-        programs.append(Ggml("llama.cpp", llama, llama_version, [["-fa", "0"], ["-fa", "1"]], "llama-completion", ["-no-cnv", "--no-warmup"]))
+        programs.append(Ggml("llama.cpp", llama, llama_version, [["-fa", "0"], ["-fa", "1"]], "llama-completion", ["-no-cnv", "--no-warmup"],
+                             lambda context, tokens: ["-n", str(tokens), "-d", str(context)]))
     if ik:
-        programs.append(Ggml("ik_llama.cpp", ik, ik_version, [["-fa", "1"], ["-fa", "1", "-rtr", "1"]], "llama-cli", ["--no-warmup"]))
+        programs.append(Ggml("ik_llama.cpp", ik, ik_version, [["-fa", "1"], ["-fa", "1", "-rtr", "1"]], "llama-cli", ["--no-warmup"],
+                             lambda context, tokens: ["-n", "0", "-gp", f"{context},{tokens}"]))
     return programs
 
 
@@ -339,6 +353,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill")
     parser.add_argument("--generate", type=int, default=128, help="tokens of the decode")
+    parser.add_argument("--context", type=int, default=0, help="tokens in the cache before the decode; with some, decode alone is measured")
     parser.add_argument("--skip-load", action="store_true", help="do not measure the time to the first token")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/peers-cpu.json", help="where the JSON goes")
     parser.add_argument("--typed", help="the command to write down, where a driver script made this one")
@@ -346,6 +361,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for name in ("rounds", "threads", "prompt", "generate"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}; it must be at least 1")
+    if options.context < 0:
+        parser.error(f"--context is {options.context}; it must be at least 0")
     return options
 
 
@@ -354,7 +371,7 @@ def main(arguments: list[str]) -> int:
     for model in options.models:
         if not model.is_file():
             raise Failure(f"{model}: no such file; scripts/eval_models.sh gets the evaluation models")
-    settings = Settings(options.threads, options.prompt, options.generate)
+    settings = Settings(options.threads, options.prompt, options.generate, options.context)
     programs: list[Program] = []
     if not options.without_lacuna:
         if not options.lacuna.is_file():
@@ -366,7 +383,7 @@ def main(arguments: list[str]) -> int:
         note(f"warning: the load average is {load:.2f} before the start; other programs disturb these measurements")
     rows = []
     for model in options.models:
-        rows += bench_model(model, programs, settings, options.rounds, not options.skip_load)
+        rows += bench_model(model, programs, settings, options.rounds, not options.skip_load and not options.context)
     print_tables(rows)
     write_json(options.output, {
         "command": portable_command(options.typed or shlex.join(["scripts/bench_peers.py", *arguments])), "commit": commit(),

@@ -23,7 +23,7 @@ shapes=() rest=() models=()
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit 0 ;;
-    --llama | --lacuna | --shape | --ik | --ik-version | --llama-version | --rounds | --threads | --prompt | --generate | --output)
+    --llama | --lacuna | --shape | --ik | --ik-version | --llama-version | --rounds | --threads | --prompt | --generate | --context | --output)
       [ $# -ge 2 ] || llama_cpp_fail "$1 needs a value"
       case $1 in
         --llama) llama=$2 ;;
