@@ -160,7 +160,7 @@ TEST(Quantize, RefusesNanAndWhatDoesNotFit) {
   with_value(1e5f);
   expect_error({"quantize", bad, "-o", out, "--layout", "f16"}, "bf16");
   output_of({"quantize", bad, "-o", out, "--layout", "bf16"});
-  expect_error({"quantize", fixture("gguf/vocabulary.gguf"), "-o", dir.file("v.gguf")}, "no tensors");
+  expect_error({"quantize", fixture("gguf/vocabulary.gguf"), "-o", dir.file("v.gguf")}, "has no weights");
 }
 
 // RECIPES 6.
