@@ -174,6 +174,7 @@ int report_spqt(const Options& options) {
       throw Error("--spqt on cuda leaves out fixed shares of random inputs; leave out --act-sparsity and --thresholds");
     if (options.profile.deterministic) throw Error("--spqt on cuda adds in any order; leave out --deterministic");
     if (!options.profile.path.empty()) throw Error("--spqt on cuda tunes each product itself; leave out --profile");
+    if (options.gpu.layers > 0) throw Error("--spqt runs whole models on the device; leave out --gpu-layers");
   } else {
     check_common(options);
   }

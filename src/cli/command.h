@@ -42,6 +42,7 @@ struct Common {
 struct GpuFlags {
   int index = 0;
   double memory_gib = 0;  // 0: all that is free
+  int64_t layers = 0;     // of the model on the device; 0: all
   cuda::DeviceOptions options() const { return {index, int64_t(memory_gib * double(int64_t{1} << 30))}; }
 };
 

@@ -168,10 +168,13 @@ int run(const Options& options) {
   if (on_cuda) {
     open_gpu(model, options.gpu);
     cuda_plans = load_cuda_plans(options.profile, *model.gpu);
+    if (options.gpu.layers > 0 && options.profile.path.empty()) plans = load_plans(options.profile, options.threads);
     load_cuda_decoder(model, {.context = capacity,
                               .progress = true,
                               .deterministic = options.profile.deterministic,
-                              .plans = cuda_plans.plans});
+                              .plans = cuda_plans.plans,
+                              .gpu_layers = options.gpu.layers,
+                              .cpu = plans ? plans->load_options(kernels::Prepare::automatic) : model::LoadOptions{}});
     if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, false});
   }
   const InterruptGuard guard;  // Ctrl-C ends the program while it loads, from here on only the text that is being made

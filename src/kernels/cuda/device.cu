@@ -152,6 +152,17 @@ Event::Event() { check_cuda(cudaEventCreateWithFlags(&handle_, cudaEventDisableT
 Event::~Event() { cudaEventDestroy(handle_); }
 void Event::record(Stream& stream) { check_cuda(cudaEventRecord(handle_, stream.handle())); }
 
+Mark::Mark() { check_cuda(cudaEventCreate(&handle_)); }
+Mark::~Mark() { cudaEventDestroy(handle_); }
+void Mark::record(Stream& stream) {
+  check_cuda(cudaEventRecordWithFlags(handle_, stream.handle(), cudaEventRecordExternal));
+}
+double Mark::ms_to(const Mark& later) const {
+  float ms = 0;
+  check_cuda(cudaEventElapsedTime(&ms, handle_, later.handle_));
+  return ms;
+}
+
 Graph::Graph(Stream& stream, const std::function<void()>& record) {
   check_cuda(cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeThreadLocal));
   cudaGraph_t graph = nullptr;

@@ -118,6 +118,22 @@ class Event {
   CUevent_st* handle_ = nullptr;
 };
 
+/// A point in a graph's launches whose time is taken in each run.
+class Mark {
+ public:
+  Mark();
+  ~Mark();
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+  /// Inside Graph's record: what follows on the stream begins when what was launched before has ended.
+  void record(Stream& stream);
+  /// Between the two in the graph's last run, which has ended.
+  double ms_to(const Mark& later) const;
+
+ private:
+  CUevent_st* handle_ = nullptr;
+};
+
 /// Launches recorded once and replayed as one.
 class Graph {
  public:
