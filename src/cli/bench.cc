@@ -170,8 +170,7 @@ int report_spqt(const Options& options) {
   if (options.tune) throw Error("--tune finds the plans of --what decode; --spqt does not take it");
   if (on_cuda) {
     refuse_flags_of_the_cpu(options);
-    if (options.sparsity.sparse() || !options.sparsity.thresholds.empty())
-      throw Error("--spqt on cuda leaves out fixed shares of random inputs; leave out --act-sparsity and --thresholds");
+    if (options.sparsity.sparse()) throw Error("--spqt on cuda leaves out shares of its own; leave out --act-sparsity");
     if (options.profile.deterministic) throw Error("--spqt on cuda adds in any order; leave out --deterministic");
     if (!options.profile.path.empty()) throw Error("--spqt on cuda tunes each product itself; leave out --profile");
     if (options.gpu.layers > 0) throw Error("--spqt runs whole models on the device; leave out --gpu-layers");

@@ -816,13 +816,13 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
     device.require(weights + cache + rest,
                    fmt::format("{}: {} MB of weights, {} MB of key-value cache for {} tokens and {} MB of work space",
                                checkpoint.path(), weights >> 20, cache >> 20, d.context, rest >> 20));
-  } catch (const Error& error) {
+  } catch (const cuda::DoesNotFit& error) {
     int64_t fit = 0, left = device.free_bytes() - prepared_bytes({&output, 1}) - rest - space.x;
     for (auto bytes = layer_bytes.rbegin(); bytes != layer_bytes.rend() && left >= *bytes; ++bytes, ++fit)
       left -= *bytes;
     if (fit == 0) throw;
-    throw Error("{}; {} of its {} layers fit: --gpu-layers {} runs the others on the CPU", error.what(), fit,
-                c.n_layers, fit);
+    throw cuda::DoesNotFit("{}; {} of its {} layers fit: --gpu-layers {} runs the others on the CPU", error.what(), fit,
+                           c.n_layers, fit);
   }
 
   std::optional<Progress> progress;

@@ -54,7 +54,8 @@ struct CudaTuning {
 class CudaDecoder final : public Engine {
  public:
   /// Prepares and uploads. Throws Error naming the tensor, the layout or the feature that does not run on CUDA, and,
-  /// before anything is uploaded, where weights, cache and work space do not fit the device, with what they need.
+  /// before anything is uploaded, DoesNotFit where weights, cache and work space do not fit the device, with what they
+  /// need and, if any, how many layers would.
   static std::unique_ptr<CudaDecoder> load(const io::Checkpoint& checkpoint, ThreadPool& pool, cuda::Device& device,
                                            const CudaDecoderOptions& options = {});
   ~CudaDecoder() override;

@@ -89,8 +89,8 @@ int64_t Device::free_bytes() const {
 
 void Device::require(int64_t bytes, std::string_view what) const {
   if (const int64_t free = free_bytes(); bytes > free)
-    throw Error("{}: {:.2f} GiB of device memory needed, but {} has {:.2f} GiB left{}", what, gib(bytes), info_.name,
-                gib(free), limit_ > 0 ? " of the limit that was given" : "");
+    throw DoesNotFit("{}: {:.2f} GiB of device memory needed, but {} has {:.2f} GiB left{}", what, gib(bytes),
+                     info_.name, gib(free), limit_ > 0 ? " of the limit that was given" : "");
 }
 
 // ---- Buffer ----

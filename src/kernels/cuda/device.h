@@ -10,11 +10,19 @@
 #include <string_view>
 #include <utility>
 
+#include "core/error.h"
+
 struct CUstream_st;
 struct CUgraphExec_st;
 struct CUevent_st;
 
 namespace lacuna::cuda {
+
+/// More memory was asked for than the device has left.
+class DoesNotFit : public Error {
+ public:
+  using Error::Error;
+};
 
 struct DeviceOptions {
   int index = 0;
@@ -40,7 +48,7 @@ class Device {
   const DeviceInfo& info() const { return info_; }
   /// Bytes that can still be taken.
   int64_t free_bytes() const;
-  /// Throws Error, naming `what`, the bytes needed and those free, unless `bytes` fit.
+  /// Throws DoesNotFit, naming `what`, the bytes needed and those free, unless `bytes` fit.
   void require(int64_t bytes, std::string_view what) const;
 
  private:
@@ -53,7 +61,7 @@ class Device {
 class Buffer {
  public:
   Buffer() = default;
-  /// Not cleared. Throws Error, naming `what`, where it does not fit.
+  /// Not cleared. Throws DoesNotFit, naming `what`, where it does not fit.
   Buffer(Device& device, int64_t bytes, std::string_view what);
   ~Buffer();
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
