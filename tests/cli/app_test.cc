@@ -95,7 +95,6 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
     return more;
   };
   expect_error({"bench", "--device", "cuda", "--spqt", "--deterministic"}, "--deterministic");
-  expect_error(with({"--spqt", "--parts", "table2"}), "--parts table2");
   expect_error(with({"--what", "linear", "--tune"}), "--tune");
   expect_error(with({"--spqt", "--tune"}), "--tune");
   expect_error(with({"--spqt", "--gpu-layers", "1"}), "--gpu-layers");
