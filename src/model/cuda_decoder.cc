@@ -43,6 +43,9 @@ int64_t prepared_bytes(std::span<const WeightView> parts) {
   return bytes;
 }
 
+/// What next() leaves to the device.
+constexpr int64_t kMostCandidates = 2048, kMostVocabulary = int64_t{1} << 20;
+
 /// Tokens that run at once; fewer than the least run one by one: on an H200 a small batch takes as long as 5 to 7.
 constexpr int64_t kMostBatch = 512, kLeastBatch = 8;
 /// Weights that are f16 at a time (the largest group of a 7B model fits), and logits that wait for the host.
@@ -190,6 +193,9 @@ struct CudaDecoder::Impl {
   int turn = 0;
   bool moved = false;  // the device has not been told the position yet
   std::vector<float> host_logits;
+  cuda::Buffer candidates, candidates_workspace, penalized;  // of next(), made when it first needs them
+  std::vector<cuda::TopKCandidate> found;
+  std::vector<Candidate> chosen;
   std::optional<cuda::Graph> dense_token, sparse_token;
   Marks* marks = nullptr;  // while a token with marks is recorded
 
@@ -236,6 +242,8 @@ struct CudaDecoder::Impl {
   /// Final norm and head of the residual stream `from`, [n_embd].
   void record_head(float* from, const float* add);
   std::span<const float> read_logits();
+  /// Runs ids; the last one's logits stay on the device.
+  void run_ids(std::span<const int32_t> of);
 
   cuda::Heads heads_of(const Layer& layer, int64_t index, float* of_qkv);
   /// x [M, K] as an operand; K: of the group.
@@ -929,18 +937,56 @@ void CudaDecoder::append(std::span<const int32_t> ids) {
   for (const int32_t id : ids) d.step(id, true);
 }
 
-std::span<const float> CudaDecoder::forward(std::span<const int32_t> ids) {
-  Impl& d = *impl_;
-  d.check_room(ids, int64_t(ids.size()));
-  if (ids.size() == 1 || (d.sparsity && d.sparsity->mask_batches)) {
-    for (const int32_t id : ids) d.step(id, true);
-    return d.read_logits();
+void CudaDecoder::Impl::run_ids(std::span<const int32_t> of) {
+  check_room(of, int64_t(of.size()));
+  if (of.size() == 1 || (sparsity && sparsity->mask_batches)) {
+    for (const int32_t id : of) step(id, true);
+    return;
   }
-  const auto count = int64_t(ids.size());
-  d.run_batches(ids, [&](int64_t first, int64_t n) {
-    if (n > 1 && first + n == count) d.record_head(d.batch.x + (n - 1) * d.config.n_embd, nullptr);
+  const auto count = int64_t(of.size());
+  run_batches(of, [&](int64_t first, int64_t n) {
+    if (n > 1 && first + n == count) record_head(batch.x + (n - 1) * config.n_embd, nullptr);
   });
-  return d.read_logits();
+}
+
+std::span<const float> CudaDecoder::forward(std::span<const int32_t> ids) {
+  impl_->run_ids(ids);
+  return impl_->read_logits();
+}
+
+int32_t CudaDecoder::next(std::span<const int32_t> ids, Sampler& sampler) {
+  Impl& d = *impl_;
+  const int64_t N = d.config.n_vocab, k = std::min(sampler.wanted(), N);
+  if (k < 1 || k > kMostCandidates || N > kMostVocabulary) return Engine::next(ids, sampler);
+  const auto at_least = [&](cuda::Buffer& buffer, int64_t bytes, const char* what) {
+    if (buffer.bytes() >= bytes) return false;
+    buffer = d.take(bytes, what);
+    return true;
+  };
+  const std::span<const int32_t> penalized = sampler.penalized();
+  at_least(d.penalized, int64_t(penalized.size_bytes()), "penalized tokens");
+  at_least(d.candidates, (k + 1) * int64_t(sizeof(cuda::TopKCandidate)), "candidates");
+  if (at_least(d.candidates_workspace, cuda::top_k_workspace_bytes(N, k), "choice of candidates"))
+    d.candidates_workspace.upload(std::as_bytes(std::span(&cuda::kNoBadValue, 1)));
+
+  d.run_ids(ids);
+  if (!penalized.empty()) d.penalized.upload(std::as_bytes(penalized));
+  cuda::TopKArgs args;
+  args.x = d.logits.as<float>();
+  args.N = N;
+  args.k = int(k);
+  args.penalized = d.penalized.as<int32_t>();
+  args.n_penalized = int64_t(penalized.size());
+  args.penalty = sampler.repeat_penalty();
+  args.out = d.candidates.as<cuda::TopKCandidate>();
+  args.workspace = d.candidates_workspace.data();
+  cuda::launch_top_k(d.device, d.stream, args);
+  d.found.resize(size_t(k + 1));
+  d.candidates.download(std::as_writable_bytes(std::span(d.found)));
+  if (d.found.back().id >= 0) return sampler.sample(d.read_logits());  // throws
+  d.chosen.clear();
+  for (const cuda::TopKCandidate& c : std::span(d.found).first(size_t(k))) d.chosen.push_back({c.logit, c.id});
+  return sampler.choose(d.chosen);
 }
 
 void CudaDecoder::score(std::span<const int32_t> ids, const Decoder::LogitsSink& sink) {

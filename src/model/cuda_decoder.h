@@ -66,6 +66,8 @@ class CudaDecoder final : public Engine {
   void truncate(int64_t length) override;
   void append(std::span<const int32_t> ids) override;
   std::span<const float> forward(std::span<const int32_t> ids) override;
+  /// The candidates are found on the device, where the sampler wants a few (up to 2048); the draw is the host's.
+  int32_t next(std::span<const int32_t> ids, Sampler& sampler) override;
   void score(std::span<const int32_t> ids, const Decoder::LogitsSink& sink) override;
   SparsityCounts sparsity_counts() const override;
 

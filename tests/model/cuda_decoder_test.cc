@@ -757,6 +757,40 @@ TEST_F(CudaDecoderTest, ACardTooSmallSaysHowManyLayersFit) {
   EXPECT_TRUE(seen);
 }
 
+// The candidates come from the device, or all logits where the sampler wants them: the same tokens as from the logits.
+TEST_F(CudaDecoderTest, NextIsWhatTheSamplerTakesOfTheLogits) {
+  Model model(test::fixture("hf/llama_mha"));
+  const auto gpu = load(model, {.deterministic = true});
+  const int64_t n_vocab = gpu->config().n_vocab;
+  std::vector<SamplerOptions> all(6);
+  all[0].temperature = 0;
+  all[1].top_k = 0;
+  all[2].temperature = 3, all[2].min_p = 0, all[2].top_p = 1;
+  all[3].temperature = 3, all[3].repeat_penalty = 1.5f, all[3].top_k = 5;
+  all[4].temperature = 0, all[4].repeat_penalty = 2, all[4].repeat_window = 4;
+  all[5].temperature = 2, all[5].top_k = 1000;
+  for (SamplerOptions& options : all) {
+    SCOPED_TRACE(&options - all.data());
+    options.seed = 7;
+    Sampler on_device(options, n_vocab), on_host(options, n_vocab);
+    std::vector<int32_t> tokens[2];
+    for (const bool device : {true, false}) {
+      gpu->truncate(0);
+      Sampler& sampler = device ? on_device : on_host;
+      std::vector<int32_t> ids = some_ids(5, n_vocab);
+      for (const int32_t id : ids) sampler.accept(id);
+      for (int64_t t = 0; t < 15; ++t) {
+        const int32_t id = device ? gpu->next(ids, sampler) : sampler.sample(gpu->forward(ids));
+        sampler.accept(id);
+        tokens[device].push_back(id);
+        ids = {id};
+      }
+    }
+    EXPECT_EQ(tokens[true], tokens[false]);
+    EXPECT_GT(std::set<int32_t>(tokens[true].begin(), tokens[true].end()).size(), 1u);
+  }
+}
+
 TEST_F(CudaDecoderTest, ErrorsSayWhatDoesNotRun) {
   Model opt(test::fixture("hf/opt"));
   EXPECT_THAT([&] { load(opt); }, ThrowsMessage<Error>(HasSubstr("learned positions do not run on CUDA yet")));

@@ -77,6 +77,8 @@ void launch_attention(const Device&, Stream&, const AttentionArgs&) { refuse(); 
 void launch_batch_attention(const Device&, Stream&, const BatchAttentionArgs&) { refuse(); }
 int64_t argmax_workspace_bytes(int64_t) { refuse(); }
 void launch_argmax(const Device&, Stream&, const ArgmaxArgs&) { refuse(); }
+int64_t top_k_workspace_bytes(int64_t, int64_t) { refuse(); }
+void launch_top_k(const Device&, Stream&, const TopKArgs&) { refuse(); }
 void launch_count_inactive(const Device&, Stream&, const float*, int64_t, const float*, float, unsigned long long*) {
   refuse();
 }
