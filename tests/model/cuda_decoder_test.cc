@@ -714,7 +714,7 @@ TEST_F(CudaDecoderTest, SharesAreOfTheTokenAndChangeNothing) {
     EXPECT_GT(shares.linear, 0);
     EXPECT_GT(shares.attention, 0);
     EXPECT_GT(shares.rest, 0);
-    EXPECT_LT(shares.sum(), 100);  // ms; microseconds are expected
+    EXPECT_LT(shares.sum(), 10'000);  // ms; 0.1 are expected, under a sanitizer thousands
     EXPECT_EQ(gpu->length(), 5);
     for (size_t t = 5; t < 9; ++t) {
       const std::span<const float> logits = gpu->forward({&ids[t], 1});
