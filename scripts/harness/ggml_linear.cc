@@ -51,7 +51,7 @@ constexpr int64_t kPoolBlocks = 512;  // of 256 random weights, encoded once; a 
 
 struct Options {
   std::string shape = "llama-3.2-1b";
-  std::string form = "repacked", device = "cpu";
+  std::string form, device = "cpu";        // form empty: repacked, on cuda plain
   int threads = 2, runs = 10, layers = 0;  // layers 0: as the shape says
   bool on_cuda() const { return device == "cuda"; }
 };
@@ -282,8 +282,8 @@ void bench(const Options& options) {
       "\"median_ms\": {:.4f}, \"min_ms\": {:.4f}, \"max_ms\": {:.4f}, \"runs\": {}, \"bytes\": {}, \"gb_s\": {:.3f}, "
       "\"checked\": true, "
       "\"deviation\": {:.5f}}}\n",
-      options.shape, options.form, type, options.device, count / per_layer, options.threads, median, times.front(),
-      times.back(), options.runs, read, double(read) / median / 1e6, worst);
+      options.shape, options.form, type, options.device, count / per_layer, options.on_cuda() ? 1 : options.threads,
+      median, times.front(), times.back(), options.runs, read, double(read) / median / 1e6, worst);
 }
 
 constexpr const char* kUsage =
@@ -309,11 +309,13 @@ int positive(const std::string& flag, const char* text) {
 
 std::optional<Options> parse(int argc, char** argv) {
   Options options;
+  std::string of_cpu;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--help" || flag == "-h") return std::nullopt;
     if (i + 1 == argc) throw Error("{}: unknown, or its value is missing; see --help", flag);
     const char* value = argv[++i];
+    if (flag == "--threads" || flag == "--form") of_cpu = flag;
     if (flag == "--shape") {
       options.shape = value;
     } else if (flag == "--form") {
@@ -333,6 +335,8 @@ std::optional<Options> parse(int argc, char** argv) {
       throw Error("{}: unknown; see --help", flag);
     }
   }
+  if (options.on_cuda() && !of_cpu.empty()) throw Error("{} is of --device cpu; leave it out", of_cpu);
+  if (options.form.empty()) options.form = options.on_cuda() ? "plain" : "repacked";
   return options;
 }
 

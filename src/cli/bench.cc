@@ -363,8 +363,10 @@ Action add_bench(CLI::App& program) {
   command
       ->add_option(
           "--parts", options->parts,
-          "only these, separated by commas: table2 (cpu only; decoding after 10 tokens, dense and sparse; needs MODEL "
-          "or --synthetic), fig7 (all linear layers of the model or, without one, of the paper's; with the "
+          "only these, separated by commas: table2 (decoding after 10 tokens, dense and sparse, on cuda with plans "
+          "tuned for each "
+          "row; needs MODEL or --synthetic), fig7 (all linear layers of the model or, without one, of the paper's; "
+          "with the "
           "baselines B1 and B2), fig8 (latency of the matrices of Llama-3-8B, Llama-2-13B and Llama-2-70B), fig9 "
           "(the same beside B1, B2 and, on cuda, a column-parallel kernel), fig10 (dense sweep)")
       ->delimiter(',')

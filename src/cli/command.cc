@@ -256,9 +256,15 @@ void open_gpu(LoadedModel& model, const GpuFlags& flags) {
   model.gpu = std::make_unique<cuda::Device>(flags.options());
 }
 
-void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options) {
+void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options, bool may_split) {
   const auto start = std::chrono::steady_clock::now();
-  model.cuda = model::CudaDecoder::load(model.checkpoint, *model.pool, *model.gpu, options);
+  try {
+    model.cuda = model::CudaDecoder::load(model.checkpoint, *model.pool, *model.gpu, options);
+  } catch (const cuda::DoesNotFit& error) {
+    if (!may_split || error.layers == 0) throw;
+    throw Error("{}; {} of its {} layers fit: --gpu-layers {} runs the others on the CPU", error.what(), error.layers,
+                model::read_config(model.checkpoint).n_layers, error.layers);
+  }
   model.load_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

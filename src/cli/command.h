@@ -130,6 +130,7 @@ LoadedModel load_model(const std::string& path, const Common& common, const mode
 /// The same without a decoder; a CUDA device for it, and a decoder there.
 LoadedModel open_model(const std::string& path, const Common& common);
 void open_gpu(LoadedModel& model, const GpuFlags& flags);
-void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options);
+/// may_split: the command takes --gpu-layers, which the error names where some layers would fit.
+void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options, bool may_split);
 
 }  // namespace lacuna::cli

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "cli/scratch.h"
 #include "core/error.h"
@@ -91,12 +92,17 @@ void whole_tokens(const CudaBenchRequest& request) {
   open_gpu(model, request.gpu);
   const CudaPlans plans =
       request.tune ? CudaPlans{{}, "plans found first (--tune)"} : load_cuda_plans(request.profile, *model.gpu);
-  load_cuda_decoder(model, {.context = std::max({decodes ? deepest + request.gen : 0, prefills ? request.prompt : 0,
-                                                 request.tune ? model::CudaDecoder::kTuneContext : 0}),
-                            .progress = true,
-                            .deterministic = request.profile.deterministic,
-                            .plans = plans.plans,
-                            .gpu_layers = request.gpu.layers});
+  std::optional<MachinePlans> on_cpu;
+  if (request.gpu.layers > 0) on_cpu = load_plans_beside_gpu(request.profile, request.common.threads);
+  load_cuda_decoder(model,
+                    {.context = std::max({decodes ? deepest + request.gen : 0, prefills ? request.prompt : 0,
+                                          request.tune ? model::CudaDecoder::kTuneContext : 0}),
+                     .progress = true,
+                     .deterministic = request.profile.deterministic,
+                     .plans = plans.plans,
+                     .gpu_layers = request.gpu.layers,
+                     .cpu = on_cpu ? on_cpu->load_options(kernels::Prepare::automatic) : model::LoadOptions{}},
+                    !request.tune);
   // The CPU's decoder checks the other one, and finds thresholds for random weights.
   model.decoder = model::Decoder::load(model.checkpoint, *model.pool);
   const double deviation = eval::check_cuda_decoder(*model.cuda, *model.decoder);
@@ -121,8 +127,11 @@ void whole_tokens(const CudaBenchRequest& request) {
     result.shares.emplace_back(eval::bench_cuda_shares(*model.cuda, wanted));
   }
   for (const eval::BenchRow& row : result.rows)
-    result.plans.push_back(row.bench == "prefill" ? "f16 operands of all weights, products on tensor cores"
-                                                  : fmt::format("{}\n{}", plans.source, model.cuda->explain()));
+    result.plans.push_back(row.bench == "prefill"
+                               ? "f16 operands of all weights, products on tensor cores"
+                               : fmt::format("{}\n{}{}", plans.source,
+                                             on_cpu ? fmt::format("the CPU's layers: {}\n", on_cpu->source) : "",
+                                             model.cuda->explain()));
   result.ceiling_gb_s = model.cuda->measure_read_gb_s();
   report(request, result, model.load_s);
 }

@@ -120,6 +120,10 @@ std::vector<std::string> spqt_parts() { return {"table2", "fig7", "fig8", "fig9"
 void check_spqt(const SpqtRequest& request) {
   if (asked(request, "table2") && !with_model(request))
     throw Error("--parts table2 decodes with a model: give MODEL or --synthetic SHAPE");
+  if (!asked(request, "table2"))
+    for (const auto& [flag, given] : {std::pair{"--thresholds", !request.sparsity.thresholds.empty()},
+                                      {"--criterion", !request.sparsity.criterion.empty()}})
+      if (given) throw Error("{} is of table2, which is not asked for; leave it out", flag);
   if (!request.model.empty()) open_weights(request.model);
   if (!request.synthetic.empty()) model::find_shape(request.synthetic);
   if (!request.svg.empty() && !request.svg.ends_with(".svg"))

@@ -112,7 +112,8 @@ class Decoding {
       : request_(request), model_(open_model(path, request.common)) {
     if (request.common.device == "cuda") {
       open_gpu(model_, request.gpu);
-      load_cuda_decoder(model_, {.context = std::max(kPromptTokens + request.gen, model::CudaDecoder::kTuneContext)});
+      load_cuda_decoder(model_, {.context = std::max(kPromptTokens + request.gen, model::CudaDecoder::kTuneContext)},
+                        false);
     }
     // With a device it checks the other one, and finds thresholds for random weights.
     model_.decoder = model::Decoder::load(model_.checkpoint, *model_.pool,
@@ -205,8 +206,12 @@ void report_decoding(const SpqtRequest& request, SpqtReport& report) {
     const std::string path = variants.open(id);
     try {
       return std::make_unique<Decoding>(request, path);
-    } catch (const cuda::DoesNotFit& error) {
-      rows.push_back({"table2", group, variant, {}, 0, {}, error.what()});
+    } catch (const Error& error) {
+      if (request.common.device != "cuda") throw;
+      // What does not run there, or does not fit: said in the table, without the scratch file's name.
+      std::string why = error.what();
+      if (const size_t at = why.find(path + ": "); at != std::string::npos) why.erase(at, path.size() + 2);
+      rows.push_back({"table2", group, variant, {}, 0, {}, why});
       return nullptr;
     }
   };

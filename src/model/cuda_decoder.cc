@@ -218,8 +218,8 @@ struct CudaDecoder::Impl {
 
   /// The launches that follow are of this kind.
   void mark(Kind kind);
-  /// Runs ids through the CPU's layers, if there are any, and gives the device what they made.
-  void run_on_cpu(std::span<const int32_t> of, bool may_skip);
+  /// Runs ids through the CPU's layers, if there are any, and gives the device what they made. sparse: of one id.
+  void run_on_cpu(std::span<const int32_t> of, bool sparse);
   /// The launch that begins a token.
   void record_embedding(int64_t M, float* to);
   /// layer: on the device. threshold: of the layer's input; not above 0: dense.
@@ -235,7 +235,9 @@ struct CudaDecoder::Impl {
   /// Milliseconds of a token from position 0 on with the plans as they are.
   double time_token(bool sparse);
   void check_room(std::span<const int32_t> ids, int64_t count) const;
-  void launch(bool may_skip);
+  /// Whether a token that may skip would.
+  bool next_is_sparse() const;
+  void launch(bool sparse);
   void tell_position();
   /// Runs a token; its logits stay on the device.
   void step(int32_t id, bool may_skip);
@@ -350,6 +352,7 @@ void CudaDecoder::Impl::take_workspace(const CudaDecoderOptions& options) {
   argmax_workspace = take(cuda::argmax_workspace_bytes(1), "choice of a token");
   attention_workspace.fill(0);
   argmax_workspace.fill(0);
+  ids.fill(0);
   positions.fill(0);
 
   if (options.deterministic) {
@@ -406,10 +409,10 @@ void CudaDecoder::Impl::mark(Kind kind) {
   marks->marks.emplace_back().record(stream);
 }
 
-void CudaDecoder::Impl::run_on_cpu(std::span<const int32_t> of, bool may_skip) {
+void CudaDecoder::Impl::run_on_cpu(std::span<const int32_t> of, bool sparse) {
   if (!cpu) return;
   session->truncate(position);
-  handed.upload(std::as_bytes(cpu->run_first(*session, of, may_skip)));
+  handed.upload(std::as_bytes(cpu->run_first(*session, of, sparse)));
 }
 
 void CudaDecoder::Impl::record_embedding(int64_t M, float* to) {
@@ -580,6 +583,7 @@ void CudaDecoder::Impl::record_sparse() {
     sparse_token.emplace(stream, [&] { record(true); });
   } catch (...) {
     sparsity.reset();  // no graph: dense, and said so
+    if (cpu) cpu->set_sparsity(std::nullopt);
     throw;
   }
 }
@@ -595,8 +599,9 @@ void CudaDecoder::Impl::check_room(std::span<const int32_t> of, int64_t count) c
         count, context, position, config.n_ctx);
 }
 
-void CudaDecoder::Impl::launch(bool may_skip) {
-  const bool sparse = may_skip && sparse_token && position >= sparsity->dense_prefix;
+bool CudaDecoder::Impl::next_is_sparse() const { return sparse_token && position >= sparsity->dense_prefix; }
+
+void CudaDecoder::Impl::launch(bool sparse) {
   if (!dense_token) throw Error("the decoder has lost its graph to an earlier error; load the model again");
   (sparse ? *sparse_token : *dense_token).launch(stream);
   sparse_tokens += sparse;
@@ -611,10 +616,11 @@ void CudaDecoder::Impl::tell_position() {
 
 void CudaDecoder::Impl::step(int32_t id, bool may_skip) {
   stream.synchronize();
-  run_on_cpu({&id, 1}, may_skip);
+  const bool sparse = may_skip && next_is_sparse();
+  run_on_cpu({&id, 1}, sparse);
   if (moved) tell_position();
   ids.upload(std::as_bytes(std::span(&id, 1)));
-  launch(may_skip);
+  launch(sparse);
 }
 
 std::span<const float> CudaDecoder::Impl::read_logits() {
@@ -824,13 +830,11 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
     device.require(weights + cache + rest,
                    fmt::format("{}: {} MB of weights, {} MB of key-value cache for {} tokens and {} MB of work space",
                                checkpoint.path(), weights >> 20, cache >> 20, d.context, rest >> 20));
-  } catch (const cuda::DoesNotFit& error) {
-    int64_t fit = 0, left = device.free_bytes() - prepared_bytes({&output, 1}) - rest - space.x;
-    for (auto bytes = layer_bytes.rbegin(); bytes != layer_bytes.rend() && left >= *bytes; ++bytes, ++fit)
+  } catch (cuda::DoesNotFit& error) {
+    int64_t left = device.free_bytes() - prepared_bytes({&output, 1}) - rest - space.x;
+    for (auto bytes = layer_bytes.rbegin(); error.layers + 1 < c.n_layers && left >= *bytes; ++bytes, ++error.layers)
       left -= *bytes;
-    if (fit == 0) throw;
-    throw cuda::DoesNotFit("{}; {} of its {} layers fit: --gpu-layers {} runs the others on the CPU", error.what(), fit,
-                           c.n_layers, fit);
+    throw;
   }
 
   std::optional<Progress> progress;
@@ -1215,32 +1219,41 @@ void CudaDecoder::follow(int32_t id, int64_t count) {
   d.stream.synchronize();
   if (d.moved) d.tell_position();
   d.ids.upload(std::as_bytes(std::span(&id, 1)));
-  for (int64_t t = 0; t < count; ++t) d.launch(true);
+  for (int64_t t = 0; t < count; ++t) d.launch(d.next_is_sparse());
 }
 
 CudaShares CudaDecoder::measure_shares() {
   Impl& d = *impl_;
   if (d.position >= d.context) throw Error("no room for a further token: the context holds {}", d.context);
   d.stream.synchronize();
-  const bool sparse = d.sparse_token && d.position >= d.sparsity->dense_prefix;
   Marks marks;
-  d.marks = &marks;
   std::optional<cuda::Graph> token;
-  try {
-    token.emplace(d.stream, [&] { d.record(sparse); });
-  } catch (...) {
-    d.marks = nullptr;
-    throw;
+  {
+    // Not counted: they are none of the sequence's.
+    cuda::Buffer counts;
+    std::swap(counts, d.counts);
+    d.marks = &marks;
+    const auto restore = [&] {
+      d.marks = nullptr;
+      std::swap(counts, d.counts);
+    };
+    try {
+      token.emplace(d.stream, [&] { d.record(d.next_is_sparse()); });
+    } catch (...) {
+      restore();
+      throw;
+    }
+    restore();
   }
-  d.marks = nullptr;
   constexpr int kTokens = 20;
   CudaShares out;
   int32_t id = 0;
   d.ids.download(std::as_writable_bytes(std::span(&id, 1)));
   for (int t = -2; t < kTokens; ++t) {
-    d.tell_position();  // the device's moves on with each token
+    d.tell_position();
     d.ids.upload(std::as_bytes(std::span(&id, 1)));
-    if (d.cpu) d.run_on_cpu({&id, 1}, sparse);
+    d.run_on_cpu({&id, 1}, false);  // dense, which is not counted; its time is not asked for
+    d.moved = true;
     token->launch(d.stream);
     d.stream.synchronize();
     for (size_t i = 0; t >= 0 && i < marks.kinds.size(); ++i) {

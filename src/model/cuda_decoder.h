@@ -93,8 +93,8 @@ class CudaDecoder final : public Engine {
   std::vector<CudaTuning> tune(bool progress);
   static constexpr int64_t kTuneContext = 16;
 
-  /// The device's part of single tokens, as set_sparsity() said, after the last one that ran. Forgets nothing: the
-  /// position stays. Throws Error where no further token fits.
+  /// The device's part of single tokens, as set_sparsity() said, after the last one that ran; they are neither counted
+  /// nor kept. Throws Error where no further token fits.
   CudaShares measure_shares();
 
   int64_t cpu_layers() const;    // how many of the first layers run on the CPU

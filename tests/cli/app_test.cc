@@ -98,6 +98,7 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
   expect_error(with({"--what", "linear", "--tune"}), "--tune");
   expect_error(with({"--spqt", "--tune"}), "--tune");
   expect_error(with({"--spqt", "--gpu-layers", "1"}), "--gpu-layers");
+  expect_error(with({"--spqt", "--parts", "fig8", "--thresholds", "t.gguf"}), "--thresholds is of table2");
   expect_error(with({"--what", "linear", "--gpu-layers", "1"}), "--gpu-layers");
   expect_error(with({"--what", "decode", "--tune", "--gpu-layers", "1"}), "--gpu-layers");
   expect_error({"tune", kModel, "--device", "cuda", "--gpu-layers", "1"}, "--gpu-layers");

@@ -22,6 +22,7 @@ namespace lacuna::cuda {
 class DoesNotFit : public Error {
  public:
   using Error::Error;
+  int64_t layers = 0;  // of a model: how many of the last would fit, fewer than all; 0: none, or it is no model
 };
 
 struct DeviceOptions {

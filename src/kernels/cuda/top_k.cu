@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) sort_slices(const __grid_constant__ 
     }
   __syncthreads();
   Key* const out = reinterpret_cast<Key*>(a.workspace) + 1 + blockIdx.x * int64_t(a.k);
-  for (int i = int(threadIdx.x); i < a.k; i += kThreads) out[i] = i < kSlice ? keys[i] : 0;
+  for (int i = int(threadIdx.x); i < a.k; i += kThreads) out[i] = keys[i];
 }
 
 /// One warp: each lane has the heads of up to kListsOfLane lists; the largest of all leaves its list k times.
