@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times `lacuna bench --device cuda` for several shapes and sparsities.
---what linear: beside PyTorch's int4 kernel (torch._weight_int4pack_mm, groups of 128) on the same layers of the same device in the same run: a CUDA
-graph of one token, every layer's weights in memory of their own, results checked first. --what decode: whole tokens and the prefill of a prompt, beside llama.cpp's
+--what linear: beside PyTorch's int4 kernel (torch._weight_int4pack_mm, groups of 128) and ggml's Q4_K (--ggml) on the same layers of the same device in
+the same run: a CUDA graph of one token, every layer's weights in memory of their own, results checked first. --what decode: whole tokens and the prefill of a prompt, beside llama.cpp's
 llama-bench (a CUDA build, --llama-bench) on the same shape in q4_K with the same q6_K head, with flash attention, in alternating rounds.
 Prints a table; --out keeps {command, commit, date, device, driver, rows}."""
 import argparse
@@ -164,6 +164,15 @@ def torch_row(shape: str, runs: int) -> dict | None:
     return row
 
 
+def ggml_row(program: str, shape: str, runs: int) -> dict:
+    command = [program, "--device", "cuda", "--shape", shape, "--layers", str(SHAPES[shape][0]), "--runs", str(runs)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"error: {shlex.join(command)}: {done.stderr.strip()}")
+    row = json.loads(done.stdout.splitlines()[-1])
+    return dict(row, what=f"{row['layers']} layers, ggml", act_sparsity=0.0, tok_s=1e3 / row["median_ms"])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lacuna", required=True, help="the program, built with the CUDA backend")
@@ -171,6 +180,7 @@ def main() -> int:
     parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="default: 7B, 8B, 13B and 70B; of decode 7B and 1B")
     parser.add_argument("--layout", action="append", metavar="ZIGZAG", help="of linear: zz2_k to zz8; default: zz4_k")
     parser.add_argument("--no-peer", action="store_true", help="of linear: without PyTorch's kernel")
+    parser.add_argument("--ggml", metavar="PROGRAM", help="of linear: what scripts/harness/build_ggml_linear.sh makes of a CUDA build of llama.cpp")
     parser.add_argument("--sparsity", default="0,25,40,50,65", help="percentages, separated by commas")
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--commit", help="what the program was built from; default: git's HEAD")
@@ -189,6 +199,9 @@ def main() -> int:
         peer = None if args.no_peer else torch_row(shape, args.runs)
         if peer:
             rows.append(peer)
+        ggml = ggml_row(args.ggml, shape, args.runs) if args.ggml else None
+        if ggml:
+            rows.append(ggml)
         for layout in args.layout or ["zz4_k"]:
             for sparsity in args.sparsity.split(","):
                 rows += lacuna_rows(args.lacuna, shape, layout, float(sparsity), args.runs)
@@ -196,6 +209,9 @@ def main() -> int:
             if peer:
                 row["speedup_over_int4pack"] = round(peer["median_ms"] / row["median_ms"], 3)
             ratio = f"{row['speedup_over_int4pack']:.2f}x" if peer else ""
+            if ggml:
+                row["speedup_over_ggml"] = round(ggml["median_ms"] / row["median_ms"], 3)
+                ratio += f" {row['speedup_over_ggml']:.2f}x"
             ceiling = f"{100 * row['gb_s'] / row['ceiling_gb_s']:.0f}%" if "ceiling_gb_s" in row else ""
             print(f"{shape:<12} {row['layout']:<9} {100 * row['act_sparsity']:4.0f}%  {row['what']:<44} {row['median_ms']:8.4f} ms ({row['min_ms']:.4f} to {row['max_ms']:.4f})  "
                   f"{row['gb_s']:7.1f} GB/s {ceiling:>4} {ratio:>6}", flush=True)
@@ -208,7 +224,7 @@ def finish(args, rows: list[dict]) -> int:
         query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True, capture_output=True, text=True)
         device, driver = (part.strip() for part in query.stdout.splitlines()[0].split(","))
         command = ["scripts/gpu_bench.sh", *(f"--shape={shape}" for shape in args.shape or []), f"--sparsity={args.sparsity}", f"--runs={args.runs}"]
-        command += [*(f"--layout={layout}" for layout in args.layout or []), *(["--no-peer"] if args.no_peer else [])]
+        command += [*(f"--layout={layout}" for layout in args.layout or []), *(["--no-peer"] if args.no_peer else []), *(["--ggml=lacuna-ggml-linear"] if args.ggml else [])]
         if args.what == "decode":
             command += ["--what=decode", f"--depths={args.depths}", f"--tokens={args.tokens}", f"--prompt={args.prompt}", f"--rounds={args.rounds}", *(["--tune"] if args.tune else []),
                         *(["--llama-bench=llama-bench"] if args.llama_bench else [])]

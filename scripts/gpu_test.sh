@@ -6,8 +6,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 usage() {
   cat <<'TXT'
 usage: scripts/gpu_test.sh [--tests PROGRAM] [--sanitize]
-  --tests PROGRAM   run this kernels_test, and model_test and eval_test beside it, instead of building them
-  --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), some minutes, most of them the decoder's racecheck
+  --tests PROGRAM   run this kernels_test, and model_test, eval_test and lacuna beside it, instead of building them
+  --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), about seven minutes, most of them the
+                    decoder's racecheck, whose tests run side by side
 TXT
 }
 tests="" sanitize=0
@@ -21,7 +22,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 if [ -z "$tests" ]; then
-  scripts/build.sh --cuda kernels_test model_test eval_test
+  scripts/build.sh --cuda lacuna kernels_test model_test eval_test
   tests=build/release/kernels_test
 fi
 folder=$(dirname "$tests")
@@ -41,8 +42,40 @@ run() {
   grep -E '^\[  PASSED  \]|ERROR SUMMARY|RACECHECK SUMMARY' "$log" | paste -sd' '
 }
 
+# One process a test, since each takes up to seven minutes. Left out: a thousand tokens, and those that try many plans.
+racecheck_decoder() {
+  local logs names
+  logs=$(mktemp -d)
+  "$folder/model_test" --gtest_list_tests '--gtest_filter=CudaDecoderTest.*:-*AThousand*:*Tuned*:*GivenPlans*' >"$logs/names"
+  mapfile -t names < <(sed -n 's/^  //p' "$logs/names")
+  [ "${#names[@]}" -gt 0 ] || { printf 'error: model_test has no tests of the decoder\n' >&2; exit 1; }
+  if ! printf '%s\n' "${names[@]}" | LOGS=$logs PROGRAM=$folder/model_test xargs -P 12 -I{} bash -c \
+    'compute-sanitizer --error-exitcode 1 --tool racecheck "$PROGRAM" --gtest_filter=CudaDecoderTest.{} >"$LOGS/{}" 2>&1 &&
+      grep -q "^\[  PASSED  \] 1 test" "$LOGS/{}" || { cat "$LOGS/{}"; exit 1; }'; then
+    printf 'error: racecheck of the decoder failed, or tests skipped\n' >&2
+    exit 1
+  fi
+  rm -rf "$logs"
+  printf 'racecheck of the decoder: %s tests\n' "${#names[@]}"
+}
+
 run "GPU tests" "$tests" '--gtest_filter=*Cuda*'
 run "GPU tests of the decoder" "$folder/model_test" '--gtest_filter=CudaDecoder*'
+# The program: Table 2, and a model of which one layer is on the CPU, whose tokens are those of the CPU alone.
+if ! "$folder/lacuna" bench --device cuda --spqt --parts table2 --synthetic llama-3.2-1b --layers 2 --runs 2 --gen 16 >"$log" 2>&1 || ! grep -q 'uniform 50% *[0-9]' "$log"; then
+  cat "$log"
+  printf 'error: Table 2 does not run\n' >&2
+  exit 1
+fi
+printf 'Table 2: runs\n'
+ids() { "$folder/lacuna" run tests/fixtures/gguf_models/llama_gqa_rope_llama3.gguf --prompt-ids 1,2,3,4,5,6,7 -n 8 --temp 0 --ignore-eos --json "$@" 2>/dev/null | grep -o '"ids":[^]]*]' || true; }
+expected=$(ids)
+for flags in "" "--gpu-layers 1"; do
+  # shellcheck disable=SC2086
+  found=$(ids --device cuda $flags)
+  [ -n "$expected" ] && [ "$found" = "$expected" ] || { printf 'error: run --device cuda %s gives %s, the CPU %s\n' "$flags" "$found" "$expected" >&2; exit 1; }
+done
+printf 'run --gpu-layers: the tokens of the CPU\n'
 # Real models: those that are here, at least one.
 "$folder/eval_test" '--gtest_filter=*CudaModels*' | tee "$log"
 if ! grep -q '^\[       OK \]' "$log"; then
@@ -51,8 +84,8 @@ if ! grep -q '^\[       OK \]' "$log"; then
 fi
 if [ "$sanitize" -eq 1 ]; then
   run memcheck compute-sanitizer --error-exitcode 1 --tool memcheck "$tests" \
-    '--gtest_filter=*CudaGemv.EveryActiveCount/zz4_k:*CudaGemv.EveryActiveCount/zz6_k:*CudaGemv.Siblings*:*CudaGemv.Large*:*CudaGemv.NonFinite*:*CudaGemv.Equal*:*CudaGemv.Norms*:*CudaGemv.TakesTheGate*:*CudaBaselines*:CudaCollectActive.*:CudaGemmRange.*:*CudaGemm.Slices*'
-  run racecheck compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" '--gtest_filter=*CudaGemv.Large*:*CudaGemv.Equal*:*CudaBaselines*:CudaCollectActive.Nine*:*CudaGemm.Slices*'
+    '--gtest_filter=*CudaGemv.EveryActiveCount/zz4_k:*CudaGemv.EveryActiveCount/zz6_k:*CudaGemv.Siblings*:*CudaGemv.Large*:*CudaGemv.NonFinite*:*CudaGemv.Equal*:*CudaGemv.Norms*:*CudaGemv.TakesTheGate*:*CudaBaselines*:CudaCollectActive.*:CudaGemmRange.*:*CudaGemm.Slices*:CudaOps.TopK'
+  run racecheck compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" '--gtest_filter=*CudaGemv.Large*:*CudaGemv.Equal*:*CudaBaselines*:CudaCollectActive.Nine*:*CudaGemm.Slices*:CudaOps.TopK'
   run "memcheck of the decoder" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/model_test" '--gtest_filter=CudaDecoder*:-*AThousand*:*Tuned*'
-  run "racecheck of the decoder" compute-sanitizer --error-exitcode 1 --tool racecheck "$folder/model_test" '--gtest_filter=CudaDecoder*:-*AThousand*:*Tuned*'
+  racecheck_decoder
 fi

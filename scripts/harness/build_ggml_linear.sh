@@ -21,6 +21,7 @@ include=$source/ggml/include
 flags=() libraries=()
 if [ -f "$build/bin/libggml-cpu.so" ]; then
   folder=$build/bin libraries=(-lggml-cpu -lggml-base -lggml)
+  [ ! -f "$folder/libggml-cuda.so" ] || { libraries=(-lggml-cuda "${libraries[@]}"); flags=(-DGGML_LINEAR_CUDA); }
 elif [ -f "$build/ggml/src/libggml.so" ] && [ -d "$source/ggml/src/iqk" ]; then
   folder=$build/ggml/src libraries=(-lggml) flags=(-DGGML_LINEAR_IK)
 else

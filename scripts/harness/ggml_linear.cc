@@ -1,15 +1,19 @@
-// scripts/harness/ggml_linear.cc - the linear layers of one token on ggml's CPU backend, or on ik_llama.cpp's: what
-// ours are compared with.
+// scripts/harness/ggml_linear.cc - the linear layers of one token on ggml's CPU or CUDA backend, or on ik_llama.cpp's
+// CPU backend: what ours are compared with.
 //
 // Every matrix of every layer of a known shape (q, k, v, o, gate, up, down; no head) is q4_K in memory of its own, so
 // that none is in a cache when it is read, plain or in the form that the program repacks q4_K into. The weights are
 // random and the layers' are alike. One matrix of each kind is compared with a double-precision product before the
-// clock starts. Prints one JSON object. Built by build_ggml_linear.sh; GGML_LINEAR_IK: against ik_llama.cpp.
+// clock starts. Prints one JSON object. Built by build_ggml_linear.sh; GGML_LINEAR_IK: against ik_llama.cpp;
+// GGML_LINEAR_CUDA: with ggml's CUDA backend.
 #include <ggml-alloc.h>
 #include <ggml-backend.h>
 #include <ggml.h>
 #ifndef GGML_LINEAR_IK
 #include <ggml-cpu.h>
+#endif
+#ifdef GGML_LINEAR_CUDA
+#include <ggml-cuda.h>
 #endif
 
 #include <algorithm>
@@ -40,15 +44,16 @@ namespace {
 using lacuna::Error;
 using lacuna::Rng;
 
-// ggml rounds inputs to 8 bits in blocks of 256: at most 1/254 of the block's largest, about 2.8 times its root mean
-// square, spread evenly: 2.8 / 254 / sqrt(3) = 0.6%.
+// ggml rounds inputs to 8 bits in blocks of 256 (on CUDA of 32): at most 1/254 of the block's largest, about 2.8 times
+// its root mean square, spread evenly: 2.8 / 254 / sqrt(3) = 0.6%.
 constexpr double kTolerance = 0.02;
 constexpr int64_t kPoolBlocks = 512;  // of 256 random weights, encoded once; a matrix draws its blocks from them
 
 struct Options {
   std::string shape = "llama-3.2-1b";
-  std::string form = "repacked";
-  int threads = 2, runs = 10;
+  std::string form, device = "cpu";        // form empty: repacked, on cuda plain
+  int threads = 2, runs = 10, layers = 0;  // layers 0: as the shape says
+  bool on_cuda() const { return device == "cuda"; }
 };
 
 struct Matrix {
@@ -114,7 +119,12 @@ Context make_context(size_t tensors, bool graph) {
   return context;
 }
 
-ggml_backend_buffer_type_t buffer_type(const std::string& form) {
+ggml_backend_buffer_type_t buffer_type(const std::string& form, const std::string& device) {
+#ifdef GGML_LINEAR_CUDA
+  if (device == "cuda") return ggml_backend_cuda_buffer_type(0);
+#endif
+  if (device != "cpu")
+    throw Error("this program was built without ggml's CUDA backend; give the folder of a build with it");
   if (form == "plain") return ggml_backend_cpu_buffer_type();
 #ifdef GGML_LINEAR_IK
   return ggml_backend_cpu_buffer_type();  // repacked where it lies
@@ -138,13 +148,15 @@ void allocate(ggml_context* context, ggml_backend_buffer_type_t type, const char
 
 /// The first layer's matrices get `bytes` in the form that the program reads, the other layers' copies of them.
 void fill(const std::vector<ggml_tensor*>& weights, size_t per_layer, const std::vector<std::vector<char>>& bytes,
-          [[maybe_unused]] const std::string& form) {
+          const Options& options) {
   for (size_t i = 0; i < weights.size(); ++i) {
     ggml_tensor* weight = weights[i];
-    if (i < per_layer) {
+    if (options.on_cuda()) {
+      ggml_backend_tensor_set(weight, bytes[i % per_layer].data(), 0, bytes[i % per_layer].size());
+    } else if (i < per_layer) {
       ggml_backend_tensor_set(weight, bytes[i].data(), 0, bytes[i].size());
 #ifdef GGML_LINEAR_IK
-      if (form == "repacked") {
+      if (options.form == "repacked") {
         iqk_repack_tensor(weight);
         if (weight->type == GGML_TYPE_Q4_K) throw Error("{}: ik_llama.cpp does not repack it", ggml_get_name(weight));
       }
@@ -176,7 +188,8 @@ double deviation(const Matrix& m, const std::vector<char>& bytes, const std::vec
 void bench(const Options& options) {
   const lacuna::model::ModelShape& shape = lacuna::model::find_shape(options.shape);
   const std::vector<Matrix> matrices = matrices_of(shape);
-  const size_t per_layer = matrices.size(), count = per_layer * size_t(shape.n_layers);
+  const size_t per_layer = matrices.size();
+  const size_t count = per_layer * size_t(options.layers > 0 ? options.layers : shape.n_layers);
   Weights random;
   std::vector<std::vector<char>> bytes;
   for (const Matrix& m : matrices) {
@@ -200,8 +213,8 @@ void bench(const Options& options) {
     weights.push_back(ggml_new_tensor_2d(weight_context.get(), GGML_TYPE_Q4_K, m.K, m.N));
     ggml_set_name(weights.back(), m.name);
   }
-  allocate(weight_context.get(), buffer_type(options.form), "weights");
-  fill(weights, per_layer, bytes, options.form);
+  allocate(weight_context.get(), buffer_type(options.form, options.device), "weights");
+  fill(weights, per_layer, bytes, options);
 
   ggml_cgraph* graph = ggml_new_graph_custom(context.get(), 2 * count, /*grads=*/false);
   std::vector<ggml_tensor*> results;
@@ -211,26 +224,38 @@ void bench(const Options& options) {
     ggml_build_forward_expand(graph, results.back());
     read += int64_t(bytes[i % per_layer].size());
   }
-  allocate(context.get(), ggml_backend_cpu_buffer_type(), "inputs and outputs");
+  allocate(context.get(), buffer_type("plain", options.device), "inputs and outputs");
   for (const auto& [K, input] : inputs)
     ggml_backend_tensor_set(input.first, input.second.data(), 0, input.second.size() * sizeof(float));
 
-  ggml_backend_t backend = ggml_backend_cpu_init();
-  ggml_backend_cpu_set_n_threads(backend, options.threads);
+  ggml_backend_t backend = nullptr;
+#ifdef GGML_LINEAR_CUDA
+  if (options.on_cuda()) backend = ggml_backend_cuda_init(0);
+#endif
+  if (!options.on_cuda()) {
+    backend = ggml_backend_cpu_init();
+    ggml_backend_cpu_set_n_threads(backend, options.threads);
+  }
+  if (backend == nullptr) throw Error("ggml has no backend for --device {} here", options.device);
 #ifndef GGML_LINEAR_IK
   ggml_threadpool_params params = ggml_threadpool_params_default(options.threads);
   ggml_threadpool_t pool = ggml_threadpool_new(&params);
-  ggml_backend_cpu_set_threadpool(backend, pool);
+  if (!options.on_cuda()) ggml_backend_cpu_set_threadpool(backend, pool);
   for (const ggml_tensor* result : results)
     if (!ggml_backend_supports_op(backend, result))
       throw Error("ggml cannot run the product of {}", ggml_get_name(result));
 #endif
+  // Several in a row on a device, so that its start and end do not count.
+  const int at_once = options.on_cuda() ? 8 : 1;
   const auto run = [&] {
     const auto start = std::chrono::steady_clock::now();
-    if (ggml_backend_graph_compute(backend, graph) != GGML_STATUS_SUCCESS) throw Error("ggml could not run the graph");
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    for (int i = 0; i < at_once; ++i)
+      if (ggml_backend_graph_compute_async(backend, graph) != GGML_STATUS_SUCCESS)
+        throw Error("ggml could not run the graph");
+    ggml_backend_synchronize(backend);
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count() / at_once;
   };
-  run();
+  for (int i = 0; i < (options.on_cuda() ? 4 : 1); ++i) run();
   double worst = 0;
   for (size_t i = 0; i < per_layer; ++i) {
     const size_t last = count - per_layer + i;  // a copy: copies are checked with it
@@ -253,19 +278,23 @@ void bench(const Options& options) {
   ggml_backend_free(backend);
   fmt::print(
       "{{\"bench\": \"linear\", \"shape\": \"{}\", \"layout\": \"q4_K\", \"form\": \"{}\", \"buffer_type\": \"{}\", "
-      "\"threads\": {}, "
+      "\"device\": \"{}\", \"layers\": {}, \"threads\": {}, "
       "\"median_ms\": {:.4f}, \"min_ms\": {:.4f}, \"max_ms\": {:.4f}, \"runs\": {}, \"bytes\": {}, \"gb_s\": {:.3f}, "
       "\"checked\": true, "
       "\"deviation\": {:.5f}}}\n",
-      options.shape, options.form, type, options.threads, median, times.front(), times.back(), options.runs, read,
-      double(read) / median / 1e6, worst);
+      options.shape, options.form, type, options.device, count / per_layer, options.on_cuda() ? 1 : options.threads,
+      median, times.front(), times.back(), options.runs, read, double(read) / median / 1e6, worst);
 }
 
 constexpr const char* kUsage =
-    "usage: ggml_linear [--shape NAME] [--form repacked|plain] [--threads N] [--runs R]\n"
-    "Times the linear layers of one token in q4_K on ggml's CPU backend and prints one JSON object.\n"
+    "usage: ggml_linear [--shape NAME] [--layers N] [--device cpu|cuda] [--form repacked|plain] [--threads N] [--runs "
+    "R]\n"
+    "Times the linear layers of one token in q4_K on ggml's CPU or CUDA backend and prints one JSON object.\n"
     "  --shape NAME    a shape that `lacuna synth` knows (default llama-3.2-1b)\n"
-    "  --form FORM     repacked: as the program repacks weights when it loads them (default); plain: as the file has "
+    "  --layers N      instead of the shape's own number\n"
+    "  --device NAME   cpu (default), or cuda where ggml was built with it\n"
+    "  --form FORM     of cpu; repacked: as the program repacks weights when it loads them (default); plain: as the "
+    "file has "
     "them\n"
     "  --threads N     default 2\n"
     "  --runs R        timed runs, default 10; the median is printed\n";
@@ -280,17 +309,24 @@ int positive(const std::string& flag, const char* text) {
 
 std::optional<Options> parse(int argc, char** argv) {
   Options options;
+  std::string of_cpu;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--help" || flag == "-h") return std::nullopt;
     if (i + 1 == argc) throw Error("{}: unknown, or its value is missing; see --help", flag);
     const char* value = argv[++i];
+    if (flag == "--threads" || flag == "--form") of_cpu = flag;
     if (flag == "--shape") {
       options.shape = value;
     } else if (flag == "--form") {
       options.form = value;
       if (options.form != "repacked" && options.form != "plain")
         throw Error("--form {}: expected repacked or plain", value);
+    } else if (flag == "--device") {
+      options.device = value;
+      if (options.device != "cpu" && options.device != "cuda") throw Error("--device {}: expected cpu or cuda", value);
+    } else if (flag == "--layers") {
+      options.layers = positive(flag, value);
     } else if (flag == "--threads") {
       options.threads = positive(flag, value);
     } else if (flag == "--runs") {
@@ -299,6 +335,8 @@ std::optional<Options> parse(int argc, char** argv) {
       throw Error("{}: unknown; see --help", flag);
     }
   }
+  if (options.on_cuda() && !of_cpu.empty()) throw Error("{} is of --device cpu; leave it out", of_cpu);
+  if (options.form.empty()) options.form = options.on_cuda() ? "plain" : "repacked";
   return options;
 }
 

@@ -170,10 +170,10 @@ int report_spqt(const Options& options) {
   if (options.tune) throw Error("--tune finds the plans of --what decode; --spqt does not take it");
   if (on_cuda) {
     refuse_flags_of_the_cpu(options);
-    if (options.sparsity.sparse() || !options.sparsity.thresholds.empty())
-      throw Error("--spqt on cuda leaves out fixed shares of random inputs; leave out --act-sparsity and --thresholds");
+    if (options.sparsity.sparse()) throw Error("--spqt on cuda leaves out shares of its own; leave out --act-sparsity");
     if (options.profile.deterministic) throw Error("--spqt on cuda adds in any order; leave out --deterministic");
     if (!options.profile.path.empty()) throw Error("--spqt on cuda tunes each product itself; leave out --profile");
+    if (options.gpu.layers > 0) throw Error("--spqt runs whole models on the device; leave out --gpu-layers");
   } else {
     check_common(options);
   }
@@ -363,8 +363,10 @@ Action add_bench(CLI::App& program) {
   command
       ->add_option(
           "--parts", options->parts,
-          "only these, separated by commas: table2 (cpu only; decoding after 10 tokens, dense and sparse; needs MODEL "
-          "or --synthetic), fig7 (all linear layers of the model or, without one, of the paper's; with the "
+          "only these, separated by commas: table2 (decoding after 10 tokens, dense and sparse, on cuda with plans "
+          "tuned for each "
+          "row; needs MODEL or --synthetic), fig7 (all linear layers of the model or, without one, of the paper's; "
+          "with the "
           "baselines B1 and B2), fig8 (latency of the matrices of Llama-3-8B, Llama-2-13B and Llama-2-70B), fig9 "
           "(the same beside B1, B2 and, on cuda, a column-parallel kernel), fig10 (dense sweep)")
       ->delimiter(',')

@@ -66,6 +66,13 @@ void add_gpu(CLI::App& command, GpuFlags& flags) {
       ->capture_default_str()
       ->type_name("GIB")
       ->group("CUDA");
+  command
+      .add_option("--gpu-layers", flags.layers,
+                  "run the last N layers and the output head on the device, the layers before them on the CPU: for "
+                  "models that do not fit; default: all layers")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->type_name("N")
+      ->group("CUDA");
 }
 
 void refuse_given(const CLI::App& command, std::initializer_list<const char*> flags, std::string_view needs) {
@@ -74,7 +81,7 @@ void refuse_given(const CLI::App& command, std::initializer_list<const char*> fl
 }
 
 void check_gpu(const CLI::App& command, const Common& common) {
-  if (common.device != "cuda") refuse_given(command, {"--gpu", "--gpu-memory"}, "--device cuda");
+  if (common.device != "cuda") refuse_given(command, {"--gpu", "--gpu-memory", "--gpu-layers"}, "--device cuda");
 }
 
 void print(std::string_view text) {
@@ -249,9 +256,15 @@ void open_gpu(LoadedModel& model, const GpuFlags& flags) {
   model.gpu = std::make_unique<cuda::Device>(flags.options());
 }
 
-void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options) {
+void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options, bool may_split) {
   const auto start = std::chrono::steady_clock::now();
-  model.cuda = model::CudaDecoder::load(model.checkpoint, *model.pool, *model.gpu, options);
+  try {
+    model.cuda = model::CudaDecoder::load(model.checkpoint, *model.pool, *model.gpu, options);
+  } catch (const cuda::DoesNotFit& error) {
+    if (!may_split || error.layers == 0) throw;
+    throw Error("{}; {} of its {} layers fit: --gpu-layers {} runs the others on the CPU", error.what(), error.layers,
+                model::read_config(model.checkpoint).n_layers, error.layers);
+  }
   model.load_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

@@ -42,6 +42,7 @@ struct Common {
 struct GpuFlags {
   int index = 0;
   double memory_gib = 0;  // 0: all that is free
+  int64_t layers = 0;     // of the model on the device; 0: all
   cuda::DeviceOptions options() const { return {index, int64_t(memory_gib * double(int64_t{1} << 30))}; }
 };
 
@@ -129,6 +130,7 @@ LoadedModel load_model(const std::string& path, const Common& common, const mode
 /// The same without a decoder; a CUDA device for it, and a decoder there.
 LoadedModel open_model(const std::string& path, const Common& common);
 void open_gpu(LoadedModel& model, const GpuFlags& flags);
-void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options);
+/// may_split: the command takes --gpu-layers, which the error names where some layers would fit.
+void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options, bool may_split);
 
 }  // namespace lacuna::cli

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "cli/scratch.h"
 #include "core/error.h"
@@ -27,6 +28,13 @@ void print_table(const CudaBenchRequest& request, const eval::CudaLinearResult& 
     print(fmt::format("{:<8} {:<28} {:<12} {:>10.4f} {:>9.4f} {:>9.4f} {:>9.1f} {:>5.0f}% {:>10.1f} {:>9.1e}\n",
                       row.bench, row.what, row.layout, row.median_ms, row.min_ms, row.max_ms, row.gb_s(),
                       100 * row.gb_s() / result.ceiling_gb_s, row.tok_s, row.deviation));
+  for (size_t i = 0; i < result.shares.size(); ++i)
+    if (const auto& s = result.shares[i])
+      print(fmt::format(
+          "{}: {:.4f} ms in linear layers ({:.0f}%), {:.4f} in attention ({:.0f}%), {:.4f} in the rest ({:.0f}%), "
+          "each waiting for the one before\n",
+          result.rows[i].what, s->linear, 100 * s->linear / s->sum(), s->attention, 100 * s->attention / s->sum(),
+          s->rest, 100 * s->rest / s->sum()));
   if (const double share = eval::list_share(result); share > 0)
     print(fmt::format("a kernel of its own for each list takes {:.1f}% of the time\n", 100 * share));
 }
@@ -56,6 +64,11 @@ void print_rows(const CudaBenchRequest& request, const eval::CudaLinearResult& r
                 {"deterministic", request.profile.deterministic},
                 {"plans", result.plans[i]}};
     if (row.tflops) out["tflops"] = *row.tflops;
+    if (i < result.shares.size() && result.shares[i])
+      out["shares"] = {{"linear_ms", result.shares[i]->linear},
+                       {"attention_ms", result.shares[i]->attention},
+                       {"rest_ms", result.shares[i]->rest}};
+    if (request.gpu.layers > 0) out["gpu_layers"] = request.gpu.layers;
     if (load_s > 0) out["load_s"] = load_s;
     if (row.what.ends_with("list kernels")) out["list_share"] = eval::list_share(result);
     print_json(out);
@@ -79,11 +92,17 @@ void whole_tokens(const CudaBenchRequest& request) {
   open_gpu(model, request.gpu);
   const CudaPlans plans =
       request.tune ? CudaPlans{{}, "plans found first (--tune)"} : load_cuda_plans(request.profile, *model.gpu);
-  load_cuda_decoder(model, {.context = std::max({decodes ? deepest + request.gen : 0, prefills ? request.prompt : 0,
-                                                 request.tune ? model::CudaDecoder::kTuneContext : 0}),
-                            .progress = true,
-                            .deterministic = request.profile.deterministic,
-                            .plans = plans.plans});
+  std::optional<MachinePlans> on_cpu;
+  if (request.gpu.layers > 0) on_cpu = load_plans_beside_gpu(request.profile, request.common.threads);
+  load_cuda_decoder(model,
+                    {.context = std::max({decodes ? deepest + request.gen : 0, prefills ? request.prompt : 0,
+                                          request.tune ? model::CudaDecoder::kTuneContext : 0}),
+                     .progress = true,
+                     .deterministic = request.profile.deterministic,
+                     .plans = plans.plans,
+                     .gpu_layers = request.gpu.layers,
+                     .cpu = on_cpu ? on_cpu->load_options(kernels::Prepare::automatic) : model::LoadOptions{}},
+                    !request.tune);
   // The CPU's decoder checks the other one, and finds thresholds for random weights.
   model.decoder = model::Decoder::load(model.checkpoint, *model.pool);
   const double deviation = eval::check_cuda_decoder(*model.cuda, *model.decoder);
@@ -101,13 +120,18 @@ void whole_tokens(const CudaBenchRequest& request) {
   if (request.tune && thresholds) model.cuda->tune(true);
   for (const int64_t depth : request.contexts) {
     if (!decodes) break;
-    const auto rows = eval::bench_cuda_decode(*model.cuda, model.checkpoint, deviation,
-                                              {.tokens = request.gen, .depth = depth, .runs = request.runs});
+    const eval::CudaDecodeOptions wanted = {.tokens = request.gen, .depth = depth, .runs = request.runs};
+    const auto rows = eval::bench_cuda_decode(*model.cuda, model.checkpoint, deviation, wanted);
+    result.shares.resize(result.rows.size());
     result.rows.insert(result.rows.end(), rows.begin(), rows.end());
+    result.shares.emplace_back(eval::bench_cuda_shares(*model.cuda, wanted));
   }
   for (const eval::BenchRow& row : result.rows)
-    result.plans.push_back(row.bench == "prefill" ? "f16 operands of all weights, products on tensor cores"
-                                                  : fmt::format("{}\n{}", plans.source, model.cuda->explain()));
+    result.plans.push_back(row.bench == "prefill"
+                               ? "f16 operands of all weights, products on tensor cores"
+                               : fmt::format("{}\n{}{}", plans.source,
+                                             on_cpu ? fmt::format("the CPU's layers: {}\n", on_cpu->source) : "",
+                                             model.cuda->explain()));
   result.ceiling_gb_s = model.cuda->measure_read_gb_s();
   report(request, result, model.load_s);
 }
@@ -119,6 +143,8 @@ void check_cuda_bench(const CudaBenchRequest& request) {
     throw Error("--profile has the plans of --what decode; the linear layers find theirs");
   if (request.tune && (!asked(request, "decode") || request.profile.deterministic || !request.profile.path.empty()))
     throw Error("--tune finds the plans of --what decode; leave out --deterministic and --profile");
+  if (request.gpu.layers > 0 && (request.tune || asked(request, "linear")))
+    throw Error("--gpu-layers splits whole tokens and prompts of a model; leave out --tune and --what linear");
   if (asked(request, "prefill") && request.sparsity.sparse())
     throw Error("--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear");
   if (asked(request, "linear") && (request.synthetic.empty() || request.tokens != 1))

@@ -58,7 +58,7 @@ int run_cuda_tune(const CudaTuneRequest& request) {
   if (const auto set = find_thresholds(request, model))
     for (const double level : request.levels.empty() ? set->levels : request.levels)
       wanted.push_back(set->select(level, std::nullopt, set->entries.at(0).criterion, request.model));
-  load_cuda_decoder(model, {.context = model::CudaDecoder::kTuneContext});
+  load_cuda_decoder(model, {.context = model::CudaDecoder::kTuneContext}, false);
 
   const auto start = std::chrono::steady_clock::now();
   std::vector<model::CudaTuning> tuned = model.cuda->tune(true);

@@ -83,15 +83,24 @@ Generation generate(const LoadedModel& model, Sequence& sequence, model::Sampler
   sequence.ids.resize(size_t(kept));
 
   Generation out;
+  /// Runs ids and takes the token after them.
   const auto advance = [&](std::span<const int32_t> ids) {
-    const std::span<const float> logits = engine.forward(ids);
-    sequence.ids.insert(sequence.ids.end(), ids.begin(), ids.end());
-    return logits;
+    const auto add = [&] { sequence.ids.insert(sequence.ids.end(), ids.begin(), ids.end()); };
+    try {
+      const int32_t id = engine.next(ids, sampler);
+      add();
+      return id;
+    } catch (const model::BadLogits& error) {
+      add();
+      if (!model.decoder) throw Error("{}: {}", model.checkpoint.path(), error.what());
+      throw Error("{}: {} (NaN or infinity is first met in {})", model.checkpoint.path(), error.what(),
+                  first_bad_place(*model.decoder, sequence.ids));
+    }
   };
   const auto prefill_start = std::chrono::steady_clock::now();
   std::span<const int32_t> rest = prompt.subspan(size_t(kept));
   out.prefill_tokens = int64_t(rest.size());
-  std::span<const float> logits;
+  int32_t next = -1;
   {
     Progress progress("prompt", int64_t(rest.size()), "tokens");
     while (int64_t(rest.size()) > kPrefillStep) {
@@ -107,10 +116,15 @@ Generation generate(const LoadedModel& model, Sequence& sequence, model::Sampler
       rest = rest.subspan(kPrefillStep);
       progress.add(kPrefillStep);
     }
-    logits = advance(rest);
+    for (const int32_t id : prompt) sampler.accept(id);
+    if (options.max_tokens == 0) {
+      engine.append(rest);
+      sequence.ids.insert(sequence.ids.end(), rest.begin(), rest.end());
+    } else {
+      next = advance(rest);
+    }
   }
   out.prefill_s = seconds_since(prefill_start);
-  for (const int32_t id : prompt) sampler.accept(id);
 
   Utf8Stream stream;
   const auto emit = [&](const std::string& text) {
@@ -120,15 +134,7 @@ Generation generate(const LoadedModel& model, Sequence& sequence, model::Sampler
   };
   const auto decode_start = std::chrono::steady_clock::now();
   while (options.max_tokens < 0 || int64_t(out.ids.size()) < options.max_tokens) {
-    const int32_t id = [&] {
-      try {
-        return sampler.sample(logits);
-      } catch (const Error& error) {
-        if (!model.decoder) throw Error("{}: {}", model.checkpoint.path(), error.what());
-        throw Error("{}: {} (NaN or infinity is first met in {})", model.checkpoint.path(), error.what(),
-                    first_bad_place(*model.decoder, sequence.ids));
-      }
-    }();
+    const int32_t id = next;
     if (!options.ignore_end && model.tokenizer && model.tokenizer->ends_generation(id)) {
       out.stop = Stop::end_token;
       break;
@@ -145,7 +151,7 @@ Generation generate(const LoadedModel& model, Sequence& sequence, model::Sampler
       out.stop = Stop::context_full;
       break;
     }
-    logits = advance({&id, 1});
+    next = advance({&id, 1});
     ++out.decode_tokens;
   }
   out.decode_s = out.decode_tokens > 0 ? seconds_since(decode_start) : 0;

@@ -144,6 +144,11 @@ MachinePlans load_plans(const ProfileFlags& flags, int threads) {
   return out;
 }
 
+MachinePlans load_plans_beside_gpu(ProfileFlags flags, int threads) {
+  flags.path.clear();
+  return load_plans(flags, threads);
+}
+
 CudaPlans load_cuda_plans(const ProfileFlags& flags, const cuda::Device& device) {
   CudaPlans out;
   if (flags.deterministic || flags.none) {

@@ -43,6 +43,9 @@ struct MachinePlans {
 /// Reads the profile. One that is damaged, stale or nonsense is left out with one warning. Throws Error when --profile
 /// names no file.
 MachinePlans load_plans(const ProfileFlags& flags, int threads);
+/// The same for the layers on the CPU of a model on a device, whose plans --profile then names: those in the cache
+/// folder.
+MachinePlans load_plans_beside_gpu(ProfileFlags flags, int threads);
 
 /// The same of a card.
 calibrate::CudaMachine this_machine(const cuda::Device& device);

@@ -168,10 +168,15 @@ int run(const Options& options) {
   if (on_cuda) {
     open_gpu(model, options.gpu);
     cuda_plans = load_cuda_plans(options.profile, *model.gpu);
-    load_cuda_decoder(model, {.context = capacity,
-                              .progress = true,
-                              .deterministic = options.profile.deterministic,
-                              .plans = cuda_plans.plans});
+    if (options.gpu.layers > 0) plans = load_plans_beside_gpu(options.profile, options.threads);
+    load_cuda_decoder(model,
+                      {.context = capacity,
+                       .progress = true,
+                       .deterministic = options.profile.deterministic,
+                       .plans = cuda_plans.plans,
+                       .gpu_layers = options.gpu.layers,
+                       .cpu = plans ? plans->load_options(kernels::Prepare::automatic) : model::LoadOptions{}},
+                      true);
     if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, false});
   }
   const InterruptGuard guard;  // Ctrl-C ends the program while it loads, from here on only the text that is being made
@@ -187,7 +192,8 @@ int run(const Options& options) {
         100 * thresholds->level, name_of(thresholds->mode), name_of(thresholds->criterion),
         options.sparsity.dense_prefix);
   if (options.explain && on_cuda)
-    say("profile: {}\n{}\n", cuda_plans.source, model.cuda->explain());
+    say("profile: {}\n{}{}\n", cuda_plans.source,
+        plans ? fmt::format("profile of the CPU's layers: {}\n", plans->source) : "", model.cuda->explain());
   else if (options.explain)
     say("{}{}{}\n", model.decoder->explain(), explain_plans(model.checkpoint, *plans), explain_sparsity(model, *plans));
   if (options.beams > 1 && options.sparsity.sparse()) {

@@ -120,8 +120,10 @@ std::vector<std::string> spqt_parts() { return {"table2", "fig7", "fig8", "fig9"
 void check_spqt(const SpqtRequest& request) {
   if (asked(request, "table2") && !with_model(request))
     throw Error("--parts table2 decodes with a model: give MODEL or --synthetic SHAPE");
-  if (on_cuda(request) && std::find(request.parts.begin(), request.parts.end(), "table2") != request.parts.end())
-    throw Error("--parts table2 is of --device cpu so far; on cuda ask for --what decode");
+  if (!asked(request, "table2"))
+    for (const auto& [flag, given] : {std::pair{"--thresholds", !request.sparsity.thresholds.empty()},
+                                      {"--criterion", !request.sparsity.criterion.empty()}})
+      if (given) throw Error("{} is of table2, which is not asked for; leave it out", flag);
   if (!request.model.empty()) open_weights(request.model);
   if (!request.synthetic.empty()) model::find_shape(request.synthetic);
   if (!request.svg.empty() && !request.svg.ends_with(".svg"))
@@ -140,10 +142,7 @@ int run_spqt(const SpqtRequest& request) {
     machine.clock_ghz = eval::measure_clock_ghz();
   }
   SpqtReport report(request.common, std::move(machine));
-  if (device && asked(request, "table2"))
-    say("lacuna: Table 2 is left out on cuda; `bench --what decode` has its rows\n");
-  else if (asked(request, "table2"))
-    report_decoding(request, report);
+  if (asked(request, "table2")) report_decoding(request, report);
   {
     ThreadPool pool(request.common.threads);
     std::unique_ptr<eval::ProductBench> bench;

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "eval/bench.h"
+#include "eval/cuda_decode.h"
 #include "io/quantize.h"
 #include "model/synth.h"
 #include "model/weight_groups.h"
@@ -108,8 +109,19 @@ class Variants {
 class Decoding {
  public:
   Decoding(const SpqtRequest& request, const std::string& path)
-      : request_(request),
-        model_(load_model(path, request.common, {.plans = request.plans, .deterministic = request.deterministic})) {
+      : request_(request), model_(open_model(path, request.common)) {
+    if (request.common.device == "cuda") {
+      open_gpu(model_, request.gpu);
+      load_cuda_decoder(model_, {.context = std::max(kPromptTokens + request.gen, model::CudaDecoder::kTuneContext)},
+                        false);
+    }
+    // With a device it checks the other one, and finds thresholds for random weights.
+    model_.decoder = model::Decoder::load(model_.checkpoint, *model_.pool,
+                                          {.plans = request.plans, .deterministic = request.deterministic});
+    if (model_.cuda) {
+      deviation_ = eval::check_cuda_decoder(*model_.cuda, *model_.decoder);
+      model_.cuda->tune(true);
+    }
     for (const eval::Group& group : eval::model_groups(model_.checkpoint)) count(group);
     count(eval::head_group(model_.checkpoint));
   }
@@ -117,13 +129,22 @@ class Decoding {
 
   SpqtRow run(const std::string& group, const std::string& variant,
               const std::optional<model::Thresholds>& thresholds) {
-    model_.decoder->set_sparsity(
+    const auto sparsity =
         thresholds ? std::optional(model::SparsityOptions{*thresholds, request_.sparsity.dense_prefix, false})
-                   : std::nullopt);
+                   : std::nullopt;
     SpqtRow out{"table2", group, variant, {}, 0, {}, ""};
-    out.row =
-        eval::bench_decode(*model_.decoder, model_.checkpoint, request_.gen, kPromptTokens, request_.kv,
-                           {.runs = request_.runs, .plans = request_.plans, .deterministic = request_.deterministic});
+    if (model_.cuda) {
+      model_.cuda->set_sparsity(sparsity);
+      if (sparsity) model_.cuda->tune(true);
+      out.row = eval::bench_cuda_decode(*model_.cuda, model_.checkpoint, deviation_,
+                                        {.tokens = request_.gen, .depth = kPromptTokens, .runs = request_.runs})
+                    .front();
+    } else {
+      model_.decoder->set_sparsity(sparsity);
+      out.row =
+          eval::bench_decode(*model_.decoder, model_.checkpoint, request_.gen, kPromptTokens, request_.kv,
+                             {.runs = request_.runs, .plans = request_.plans, .deterministic = request_.deterministic});
+    }
     out.gflops = 2e-6 * weights_ / out.row.median_ms;
     return out;
   }
@@ -134,7 +155,7 @@ class Decoding {
   }
   const SpqtRequest& request_;
   LoadedModel model_;
-  double weights_ = 0;
+  double weights_ = 0, deviation_ = 0;
 };
 
 bool has_thresholds(const SpqtRequest& request, const LoadedModel& model) {
@@ -182,7 +203,17 @@ void report_decoding(const SpqtRequest& request, SpqtReport& report) {
       rows.push_back({"table2", group, variant, {}, 0, {}, obstacle});
       return nullptr;
     }
-    return std::make_unique<Decoding>(request, variants.open(id));
+    const std::string path = variants.open(id);
+    try {
+      return std::make_unique<Decoding>(request, path);
+    } catch (const Error& error) {
+      if (request.common.device != "cuda") throw;
+      // What does not run there, or does not fit: said in the table, without the scratch file's name.
+      std::string why = error.what();
+      if (const size_t at = why.find(path + ": "); at != std::string::npos) why.erase(at, path.size() + 2);
+      rows.push_back({"table2", group, variant, {}, 0, {}, why});
+      return nullptr;
+    }
   };
   for (const auto& [variant, id] : {std::pair{"f16", layout::Id::f16}, {"q4_K", layout::Id::q4_K}})
     if (const auto decoding = open(variant, id)) rows.push_back(decoding->run(group, variant, std::nullopt));

@@ -168,6 +168,8 @@ Action add_tune(CLI::App& program) {
     for (const auto& [flag, given] :
          {std::pair{"--seconds", seconds->count() > 0}, {"--quick", options->quick}, {"--explain", options->explain}})
       if (given) throw Error("{} is of --device cpu; leave it out with cuda", flag);
+    if (options->gpu.layers > 0)
+      throw Error("tune finds plans with the whole model on the device; leave out --gpu-layers");
     return run_cuda_tune({.common = *options,
                           .model = options->model,
                           .output = options->output,

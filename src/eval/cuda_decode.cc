@@ -110,6 +110,11 @@ std::vector<BenchRow> bench_cuda_decode(model::CudaDecoder& decoder, const io::C
   return rows;
 }
 
+model::CudaShares bench_cuda_shares(model::CudaDecoder& decoder, const CudaDecodeOptions& options) {
+  decoder.truncate(options.depth + options.tokens / 2);
+  return decoder.measure_shares();
+}
+
 BenchRow bench_cuda_prefill(model::CudaDecoder& decoder, const io::Checkpoint& checkpoint, double deviation,
                             const CudaDecodeOptions& options) {
   const int64_t tokens = options.tokens, n_vocab = decoder.config().n_vocab;

@@ -26,6 +26,9 @@ double check_cuda_decoder(model::CudaDecoder& decoder, model::Decoder& cpu);
 std::vector<BenchRow> bench_cuda_decode(model::CudaDecoder& decoder, const io::Checkpoint& checkpoint, double deviation,
                                         const CudaDecodeOptions& options);
 
+/// Where the time of single tokens goes, in the middle of those that bench_cuda_decode() times, which has run.
+model::CudaShares bench_cuda_shares(model::CudaDecoder& decoder, const CudaDecodeOptions& options);
+
 /// Prefill of a prompt of options.tokens random ids from an empty cache, dense, the last one's logits read by the host;
 /// the time is that of all of it. Its logits are checked against those of the same tokens one by one first: throws
 /// Error where they differ by more than the rounding of either, and where the context does not hold the tokens.

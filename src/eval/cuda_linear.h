@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "eval/group_bench.h"
 #include "kernels/cuda/device.h"
 #include "layout/layout.h"
+#include "model/cuda_decoder.h"
 #include "model/shapes.h"
 
 namespace lacuna::eval {
@@ -30,7 +32,8 @@ struct CudaLinearResult {
   /// Dense: one row. Sparse: each kernel collects its active inputs; lists that are ready; lists made by a kernel of
   /// their own before each product.
   std::vector<BenchRow> rows;
-  std::vector<std::string> plans;  // of each row: what was measured to be fastest
+  std::vector<std::string> plans;                        // of each row: what was measured to be fastest
+  std::vector<std::optional<model::CudaShares>> shares;  // of each row, where whole tokens were timed
 };
 
 /// Share of the time that making the lists takes where a kernel of its own does; 0 without such a row.

@@ -7,6 +7,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -41,6 +42,9 @@ int64_t prepared_bytes(std::span<const WeightView> parts) {
   }
   return bytes;
 }
+
+/// What next() leaves to the device.
+constexpr int64_t kMostCandidates = 2048, kMostVocabulary = int64_t{1} << 20;
 
 /// Tokens that run at once; fewer than the least run one by one: on an H200 a small batch takes as long as 5 to 7.
 constexpr int64_t kMostBatch = 512, kLeastBatch = 8;
@@ -137,6 +141,16 @@ struct Layer {
 
 }  // namespace
 
+/// What a launch is for.
+enum class Kind : uint8_t { linear, attention, rest };
+
+/// Where a token's launches change from one kind to another: marks[i] is passed before the launches of kinds[i], the
+/// last one after all.
+struct Marks {
+  std::vector<Kind> kinds;
+  std::deque<cuda::Mark> marks;
+};
+
 struct CudaDecoder::Impl {
   Config config;
   cuda::Device& device;
@@ -149,7 +163,13 @@ struct CudaDecoder::Impl {
   cuda::Rows embedding;
   Group head;
   const float *output_norm = nullptr, *output_norm_bias = nullptr;
-  std::vector<Layer> layers;
+  std::vector<Layer> layers;  // those of the device
+
+  /// The first layers, on the CPU; nullptr: none.
+  int64_t cpu_layers = 0;
+  std::unique_ptr<Decoder> cpu;
+  std::optional<Session> session;
+  cuda::Buffer handed;  // what the CPU's layers made of a batch, [tokens, n_embd]: the residual stream from there on
 
   cuda::Buffer cache, ids, positions, logits, batch_logits, attention_workspace, argmax_workspace;
   cuda::Buffer partial, arrived;  // of products in a fixed order, empty: in any
@@ -173,7 +193,11 @@ struct CudaDecoder::Impl {
   int turn = 0;
   bool moved = false;  // the device has not been told the position yet
   std::vector<float> host_logits;
+  cuda::Buffer candidates, candidates_workspace, penalized;  // of next(), made when it first needs them
+  std::vector<cuda::TopKCandidate> found;
+  std::vector<Candidate> chosen;
   std::optional<cuda::Graph> dense_token, sparse_token;
+  Marks* marks = nullptr;  // while a token with marks is recorded
 
   explicit Impl(cuda::Device& d) : device(d), stream(d, true), ahead(d) {}
 
@@ -192,7 +216,13 @@ struct CudaDecoder::Impl {
   std::pair<int64_t, int64_t> fixed_order_space() const;
   void take_workspace(const CudaDecoderOptions& options);
 
-  /// threshold: of the layer's input; not above 0: dense.
+  /// The launches that follow are of this kind.
+  void mark(Kind kind);
+  /// Runs ids through the CPU's layers, if there are any, and gives the device what they made. sparse: of one id.
+  void run_on_cpu(std::span<const int32_t> of, bool sparse);
+  /// The launch that begins a token.
+  void record_embedding(int64_t M, float* to);
+  /// layer: on the device. threshold: of the layer's input; not above 0: dense.
   void run(const Group& group, int64_t layer, Input input, const float* in, float threshold, float* y,
            const Fused& fused = {});
   /// The launches of a token.
@@ -205,13 +235,17 @@ struct CudaDecoder::Impl {
   /// Milliseconds of a token from position 0 on with the plans as they are.
   double time_token(bool sparse);
   void check_room(std::span<const int32_t> ids, int64_t count) const;
-  void launch(bool may_skip);
+  /// Whether a token that may skip would.
+  bool next_is_sparse() const;
+  void launch(bool sparse);
   void tell_position();
   /// Runs a token; its logits stay on the device.
   void step(int32_t id, bool may_skip);
   /// Final norm and head of the residual stream `from`, [n_embd].
   void record_head(float* from, const float* add);
   std::span<const float> read_logits();
+  /// Runs ids; the last one's logits stay on the device.
+  void run_ids(std::span<const int32_t> of);
 
   cuda::Heads heads_of(const Layer& layer, int64_t index, float* of_qkv);
   /// x [M, K] as an operand; K: of the group.
@@ -308,7 +342,7 @@ std::pair<int64_t, int64_t> CudaDecoder::Impl::fixed_order_space() const {
 void CudaDecoder::Impl::take_workspace(const CudaDecoderOptions& options) {
   const Config& c = config;
   const int64_t kv_values = c.n_kv_heads * context * c.head_dim, half = c.rope.n_rot / 2;
-  cache = take(2 * c.n_layers * kv_values * int64_t(sizeof(f16)), "key-value cache");
+  cache = take(2 * int64_t(layers.size()) * kv_values * int64_t(sizeof(f16)), "key-value cache");
   space = BatchSpace(c, context, layers.front().qkv.outputs, layers.front().up.outputs);
   ids = take(space.tokens * int64_t(sizeof(int32_t)), "tokens");
   positions = take(sizeof(int32_t), "position");
@@ -318,6 +352,7 @@ void CudaDecoder::Impl::take_workspace(const CudaDecoderOptions& options) {
   argmax_workspace = take(cuda::argmax_workspace_bytes(1), "choice of a token");
   attention_workspace.fill(0);
   argmax_workspace.fill(0);
+  ids.fill(0);
   positions.fill(0);
 
   if (options.deterministic) {
@@ -352,6 +387,7 @@ void CudaDecoder::Impl::take_workspace(const CudaDecoderOptions& options) {
   cuda::Buffer& of_batch = buffers.emplace_back(take(space.bytes() - space.logits, "work space of a batch"));
   of_batch.fill(0);
   batch_logits = take(space.logits, "logits of a batch");
+  if (cpu) handed = take(space.x, "results of the CPU's layers");
   std::byte* at = of_batch.data();
   const auto part = [&](auto*& pointer, int64_t bytes) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(std::exchange(at, at + bytes));
@@ -364,15 +400,34 @@ void CudaDecoder::Impl::take_workspace(const CudaDecoderOptions& options) {
   part(batch.attended, space.attended);
   part(batch.qkv_y, space.qkv);
   part(batch.up_y, space.up);
+  if (cpu) x = batch.x = handed.as<float>();
+}
+
+void CudaDecoder::Impl::mark(Kind kind) {
+  if (marks == nullptr || (!marks->kinds.empty() && marks->kinds.back() == kind)) return;
+  marks->kinds.push_back(kind);
+  marks->marks.emplace_back().record(stream);
+}
+
+void CudaDecoder::Impl::run_on_cpu(std::span<const int32_t> of, bool sparse) {
+  if (!cpu) return;
+  session->truncate(position);
+  handed.upload(std::as_bytes(cpu->run_first(*session, of, sparse)));
+}
+
+void CudaDecoder::Impl::record_embedding(int64_t M, float* to) {
+  if (!cpu) cuda::launch_embed(device, stream, embedding, ids.as<int32_t>(), M, to);
 }
 
 void CudaDecoder::Impl::run(const Group& group, int64_t layer, Input input, const float* in, float threshold, float* y,
                             const Fused& fused) {
   if (threshold > 0 && counts.bytes() > 0) {
+    mark(Kind::rest);
     const int64_t width = input_widths(config)[size_t(input)];
     cuda::launch_count_inactive(device, stream, in, width, group.norms, threshold,
                                 counts.as<unsigned long long>() + layer * kInputs + int64_t(input));
   }
+  mark(Kind::linear);
   const bool sparse = threshold > 0;
   cuda::Preset clear = fused.clear;
   for (const ZigzagRun& run : group.runs) {
@@ -430,11 +485,13 @@ void CudaDecoder::Impl::record(bool sparse) {
   const Config& c = config;
   const auto threshold = [&](int64_t layer, Input input) {
     const Group& group = *layers[size_t(layer)].readers()[size_t(input)];
-    return sparse && group.skips() ? sparsity->thresholds.t[size_t(layer)][size_t(input)] : 0.0f;
+    return sparse && group.skips() ? sparsity->thresholds.t[size_t(cpu_layers + layer)][size_t(input)] : 0.0f;
   };
-  cuda::launch_embed(device, stream, embedding, ids.as<int32_t>(), 1, x);
-  for (int64_t index = 0; index < c.n_layers; ++index) {
+  mark(Kind::rest);
+  record_embedding(1, x);
+  for (int64_t index = 0; index < int64_t(layers.size()); ++index) {
     const Layer& layer = layers[size_t(index)];
+    mark(Kind::rest);
     cuda::NormArgs norm;
     norm.x = x;
     norm.add = index > 0 ? down_y : nullptr;  // of the layer before
@@ -447,6 +504,7 @@ void CudaDecoder::Impl::record(bool sparse) {
     cuda::launch_norm(device, stream, norm);
     run(layer.qkv, index, Input::attn_in, h, threshold(index, Input::attn_in), qkv_y);
 
+    mark(Kind::attention);
     cuda::AttentionArgs attention;
     attention.heads = heads_of(layer, index, qkv_y);
     attention.heads.q_stride = c.n_heads * c.head_dim;
@@ -460,6 +518,7 @@ void CudaDecoder::Impl::record(bool sparse) {
     cuda::launch_attention(device, stream, attention);
     run(layer.o, index, Input::attn_out, attended, threshold(index, Input::attn_out), o_y);
 
+    mark(Kind::rest);
     norm.add = o_y;
     norm.weight = layer.ffn_norm;
     norm.bias = layer.ffn_norm_bias;
@@ -476,6 +535,7 @@ void CudaDecoder::Impl::record(bool sparse) {
       continue;
     }
     run(layer.up, index, Input::ffn_in, h, threshold(index, Input::ffn_in), up_y);
+    mark(Kind::rest);
     cuda::GateArgs gate;
     gate.gate = c.mlp == Mlp::swiglu ? cuda::Gate::swiglu : cuda::Gate::relu;
     gate.x = up_y;
@@ -487,6 +547,7 @@ void CudaDecoder::Impl::record(bool sparse) {
     run(layer.down, index, Input::ffn_down, gated, threshold(index, Input::ffn_down), down_y);
   }
   record_head(x, down_y);
+  mark(Kind::rest);
   cuda::ArgmaxArgs choice;
   choice.x = logits.as<float>();
   choice.N = c.n_vocab;
@@ -494,9 +555,11 @@ void CudaDecoder::Impl::record(bool sparse) {
   choice.position = positions.as<int32_t>();
   choice.workspace = argmax_workspace.data();
   cuda::launch_argmax(device, stream, choice);
+  if (marks != nullptr) marks->marks.emplace_back().record(stream);
 }
 
 void CudaDecoder::Impl::record_head(float* from, const float* add) {
+  mark(Kind::rest);
   cuda::NormArgs norm;
   norm.x = from;
   norm.add = add;
@@ -506,6 +569,7 @@ void CudaDecoder::Impl::record_head(float* from, const float* add) {
   norm.K = config.n_embd;
   norm.y = h;
   cuda::launch_norm(device, stream, norm);
+  mark(Kind::linear);
   const cuda::RowsPart part = {head.rows[0].weights, head.rows[0].bias, logits.as<float>()};
   cuda::launch_rows(device, stream, {{&part, 1}, h});
 }
@@ -519,6 +583,7 @@ void CudaDecoder::Impl::record_sparse() {
     sparse_token.emplace(stream, [&] { record(true); });
   } catch (...) {
     sparsity.reset();  // no graph: dense, and said so
+    if (cpu) cpu->set_sparsity(std::nullopt);
     throw;
   }
 }
@@ -534,8 +599,9 @@ void CudaDecoder::Impl::check_room(std::span<const int32_t> of, int64_t count) c
         count, context, position, config.n_ctx);
 }
 
-void CudaDecoder::Impl::launch(bool may_skip) {
-  const bool sparse = may_skip && sparse_token && position >= sparsity->dense_prefix;
+bool CudaDecoder::Impl::next_is_sparse() const { return sparse_token && position >= sparsity->dense_prefix; }
+
+void CudaDecoder::Impl::launch(bool sparse) {
   if (!dense_token) throw Error("the decoder has lost its graph to an earlier error; load the model again");
   (sparse ? *sparse_token : *dense_token).launch(stream);
   sparse_tokens += sparse;
@@ -550,9 +616,11 @@ void CudaDecoder::Impl::tell_position() {
 
 void CudaDecoder::Impl::step(int32_t id, bool may_skip) {
   stream.synchronize();
+  const bool sparse = may_skip && next_is_sparse();
+  run_on_cpu({&id, 1}, sparse);
   if (moved) tell_position();
   ids.upload(std::as_bytes(std::span(&id, 1)));
-  launch(may_skip);
+  launch(sparse);
 }
 
 std::span<const float> CudaDecoder::Impl::read_logits() {
@@ -619,11 +687,12 @@ void CudaDecoder::Impl::run_batch(std::span<const int32_t> of) {
   const Config& c = config;
   const auto M = int64_t(of.size());
   stream.synchronize();
+  run_on_cpu(of, false);
   ids.upload(std::as_bytes(of));
   tell_position();
-  cuda::launch_embed(device, stream, embedding, ids.as<int32_t>(), M, batch.x);
+  record_embedding(M, batch.x);
   cuda::GemmInputs inputs;
-  for (int64_t index = 0; index < c.n_layers; ++index) {
+  for (int64_t index = 0; index < int64_t(layers.size()); ++index) {
     const Layer& layer = layers[size_t(index)];
     inputs = normed(layer.attn_norm, layer.attn_norm_bias);
     multiply(layer.qkv, make_inputs(layer.qkv, inputs, M), layer.qkv.outputs, false, batch.qkv_y, layer.qkv.outputs);
@@ -706,6 +775,9 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
   d.context = options.context > 0 ? options.context : c.n_ctx;
   if (d.context > c.n_ctx)
     throw Error("a context of {} tokens was asked for; this model takes 1 to {}", d.context, c.n_ctx);
+  if (options.gpu_layers < 0 || options.gpu_layers > c.n_layers)
+    throw Error("{} layers on the device were asked for; this model has {}", options.gpu_layers, c.n_layers);
+  d.cpu_layers = options.gpu_layers > 0 ? c.n_layers - options.gpu_layers : 0;
 
   std::deque<std::vector<float>> biases;
   Binder binder(checkpoint, biases);
@@ -735,26 +807,51 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
     if (table->layout->zigzag)
       throw Error("--device cuda: {}: is {}; embedding and head must be in a row layout", table->name,
                   table->layout->name);
-  int64_t weights = prepared_bytes({&embedding, 1}) + (tied ? 0 : prepared_bytes({&output, 1}));
-  for (const auto& layer : groups)
-    for (const Parts& parts : layer) weights += prepared_bytes(parts);
-  const int64_t cache = 2 * c.n_layers * kv * d.context * int64_t(sizeof(f16));
+  const bool embeds = d.cpu_layers == 0 && !tied;
+  const int64_t tables = prepared_bytes({&output, 1}) + (embeds ? prepared_bytes({&embedding, 1}) : 0);
+  std::vector<int64_t> layer_bytes;  // weights and cache
+  const int64_t cache_bytes = 2 * kv * d.context * int64_t(sizeof(f16));
+  for (const auto& layer : groups) {
+    layer_bytes.push_back(cache_bytes);
+    for (const Parts& parts : layer) layer_bytes.back() += prepared_bytes(parts);
+  }
+  const int64_t n_layers = c.n_layers - d.cpu_layers, cache = n_layers * cache_bytes;
+  const int64_t weights =
+      tables - cache + std::accumulate(layer_bytes.begin() + d.cpu_layers, layer_bytes.end(), int64_t{0});
   const auto outputs = [](const Parts& parts) {
     int64_t sum = 0;
     for (const WeightView& part : parts) sum += padded(part.shape.N);
     return sum;
   };
+  const BatchSpace space(c, d.context, outputs(groups[0][0]), outputs(groups[0][2]));
   const int64_t rest = (c.n_vocab + d.context * c.rope.n_rot) * int64_t(sizeof(float)) + (int64_t{64} << 20) +
-                       BatchSpace(c, d.context, outputs(groups[0][0]), outputs(groups[0][2])).bytes();
-  device.require(weights + cache + rest,
-                 fmt::format("{}: {} MB of weights, {} MB of key-value cache for {} tokens and {} MB of work space",
-                             checkpoint.path(), weights >> 20, cache >> 20, d.context, rest >> 20));
+                       space.bytes() + (d.cpu_layers > 0 ? space.x : 0);
+  try {
+    device.require(weights + cache + rest,
+                   fmt::format("{}: {} MB of weights, {} MB of key-value cache for {} tokens and {} MB of work space",
+                               checkpoint.path(), weights >> 20, cache >> 20, d.context, rest >> 20));
+  } catch (cuda::DoesNotFit& error) {
+    int64_t left = device.free_bytes() - prepared_bytes({&output, 1}) - rest - space.x;
+    for (auto bytes = layer_bytes.rbegin(); error.layers + 1 < c.n_layers && left >= *bytes; ++bytes, ++error.layers)
+      left -= *bytes;
+    throw;
+  }
 
   std::optional<Progress> progress;
-  if (options.progress) progress.emplace("Uploading", c.n_layers + 1, "layers");
+  if (d.cpu_layers > 0) {
+    LoadOptions first = options.cpu;
+    first.first_layers = d.cpu_layers;
+    first.progress = options.progress;
+    first.deterministic = options.deterministic;
+    d.cpu = Decoder::load(checkpoint, pool, first);
+    d.session.emplace(*d.cpu, d.context);
+  }
+  if (options.progress) progress.emplace("Uploading", n_layers + 1, "layers");
   d.head = d.make_group({&output, 1}, pool);
-  d.embedding =
-      tied ? d.head.rows[0].weights : d.upload_rows(*embedding.layout, embedding.shape, embedding.bytes, pool);
+  if (embeds)
+    d.embedding = d.upload_rows(*embedding.layout, embedding.shape, embedding.bytes, pool);
+  else
+    d.embedding = d.head.rows[0].weights;  // tied, or not used
   const auto norm = [&](const std::string& name, const float*& weight, const float*& bias) {
     const NormWeights values = binder.norm(name, c);
     weight = d.upload(values.weight);
@@ -762,6 +859,11 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
   };
   for (int64_t index = 0; index < c.n_layers; ++index) {
     const auto name = [&](const char* part) { return fmt::format("blk.{}.{}", index, part); };
+    if (index < d.cpu_layers) {  // the CPU's decoder has read these
+      for (const char* part : {"attn_norm", "ffn_norm", "attn_q_norm", "attn_k_norm"})
+        for (const char* end : {".weight", ".bias"}) binder.ignore(name(part) + end);
+      continue;
+    }
     Layer& layer = d.layers.emplace_back();
     norm(name("attn_norm"), layer.attn_norm, layer.attn_norm_bias);
     norm(name("ffn_norm"), layer.ffn_norm, layer.ffn_norm_bias);
@@ -806,6 +908,8 @@ std::string CudaDecoder::explain() const {
     if (!rows.empty()) how += fmt::format("{}{}, in rows", how.empty() ? "" : "; then ", rows);
     out += fmt::format("{}: {}\n", name, how);
   };
+  if (d.cpu)
+    out += fmt::format("layers 0 to {} on the CPU:\n{}the others on the device:\n", d.cpu_layers - 1, d.cpu->explain());
   const Layer& layer = d.layers.front();
   add("attn_q, attn_k, attn_v", layer.qkv);
   add("attn_output", layer.o);
@@ -814,8 +918,10 @@ std::string CudaDecoder::explain() const {
   return out + fmt::format("output: {}, in rows\n", d.head.rows[0].weights.layout->name);
 }
 
+int64_t CudaDecoder::cpu_layers() const { return impl_->cpu_layers; }
+
 int64_t CudaDecoder::weight_bytes() const {
-  int64_t bytes = impl_->head.bytes;
+  int64_t bytes = impl_->head.bytes + (impl_->cpu ? impl_->cpu->weight_bytes() : 0);
   for (const Layer& layer : impl_->layers) bytes += layer.qkv.bytes + layer.o.bytes + layer.up.bytes + layer.down.bytes;
   return bytes;
 }
@@ -835,18 +941,56 @@ void CudaDecoder::append(std::span<const int32_t> ids) {
   for (const int32_t id : ids) d.step(id, true);
 }
 
-std::span<const float> CudaDecoder::forward(std::span<const int32_t> ids) {
-  Impl& d = *impl_;
-  d.check_room(ids, int64_t(ids.size()));
-  if (ids.size() == 1 || (d.sparsity && d.sparsity->mask_batches)) {
-    for (const int32_t id : ids) d.step(id, true);
-    return d.read_logits();
+void CudaDecoder::Impl::run_ids(std::span<const int32_t> of) {
+  check_room(of, int64_t(of.size()));
+  if (of.size() == 1 || (sparsity && sparsity->mask_batches)) {
+    for (const int32_t id : of) step(id, true);
+    return;
   }
-  const auto count = int64_t(ids.size());
-  d.run_batches(ids, [&](int64_t first, int64_t n) {
-    if (n > 1 && first + n == count) d.record_head(d.batch.x + (n - 1) * d.config.n_embd, nullptr);
+  const auto count = int64_t(of.size());
+  run_batches(of, [&](int64_t first, int64_t n) {
+    if (n > 1 && first + n == count) record_head(batch.x + (n - 1) * config.n_embd, nullptr);
   });
-  return d.read_logits();
+}
+
+std::span<const float> CudaDecoder::forward(std::span<const int32_t> ids) {
+  impl_->run_ids(ids);
+  return impl_->read_logits();
+}
+
+int32_t CudaDecoder::next(std::span<const int32_t> ids, Sampler& sampler) {
+  Impl& d = *impl_;
+  const int64_t N = d.config.n_vocab, k = std::min(sampler.wanted(), N);
+  if (k < 1 || k > kMostCandidates || N > kMostVocabulary) return Engine::next(ids, sampler);
+  const auto at_least = [&](cuda::Buffer& buffer, int64_t bytes, const char* what) {
+    if (buffer.bytes() >= bytes) return false;
+    buffer = d.take(bytes, what);
+    return true;
+  };
+  const std::span<const int32_t> penalized = sampler.penalized();
+  at_least(d.penalized, int64_t(penalized.size_bytes()), "penalized tokens");
+  at_least(d.candidates, (k + 1) * int64_t(sizeof(cuda::TopKCandidate)), "candidates");
+  if (at_least(d.candidates_workspace, cuda::top_k_workspace_bytes(N, k), "choice of candidates"))
+    d.candidates_workspace.upload(std::as_bytes(std::span(&cuda::kNoBadValue, 1)));
+
+  d.run_ids(ids);
+  if (!penalized.empty()) d.penalized.upload(std::as_bytes(penalized));
+  cuda::TopKArgs args;
+  args.x = d.logits.as<float>();
+  args.N = N;
+  args.k = int(k);
+  args.penalized = d.penalized.as<int32_t>();
+  args.n_penalized = int64_t(penalized.size());
+  args.penalty = sampler.repeat_penalty();
+  args.out = d.candidates.as<cuda::TopKCandidate>();
+  args.workspace = d.candidates_workspace.data();
+  cuda::launch_top_k(d.device, d.stream, args);
+  d.found.resize(size_t(k + 1));
+  d.candidates.download(std::as_writable_bytes(std::span(d.found)));
+  if (d.found.back().id >= 0) return sampler.sample(d.read_logits());  // throws
+  d.chosen.clear();
+  for (const cuda::TopKCandidate& c : std::span(d.found).first(size_t(k))) d.chosen.push_back({c.logit, c.id});
+  return sampler.choose(d.chosen);
 }
 
 void CudaDecoder::score(std::span<const int32_t> ids, const Decoder::LogitsSink& sink) {
@@ -876,10 +1020,10 @@ void CudaDecoder::set_sparsity(std::optional<SparsityOptions> options) {
       for (const Group* group : layer.readers())
         if (!group->all_zigzag())
           throw Error("--device cuda: thresholds by wina need zigzag weights; use --criterion magnitude");
-  std::deque<cuda::Buffer> norms;  // [layers][kInputs]
+  std::deque<cuda::Buffer> norms;  // [layers on the device][kInputs]
   if (by_norms)
-    for (const auto& layer : options->thresholds.norms)
-      for (const std::vector<float>& values : layer) {
+    for (size_t l = size_t(d.cpu_layers); l < options->thresholds.norms.size(); ++l)
+      for (const std::vector<float>& values : options->thresholds.norms[l]) {
         cuda::Buffer& buffer = norms.emplace_back(d.device, int64_t(values.size() * sizeof(float)), "column norms");
         buffer.upload(std::as_bytes(std::span(values)));
       }
@@ -889,6 +1033,11 @@ void CudaDecoder::set_sparsity(std::optional<SparsityOptions> options) {
   for (size_t l = 0; l < d.layers.size(); ++l)
     for (size_t i = 0; Group * group : d.layers[l].readers())
       group->norms = by_norms ? d.norms[l * kInputs + i++].as<float>() : nullptr;
+  if (d.cpu) {
+    std::optional<SparsityOptions> first = options;
+    if (first) first->mask_batches = false;  // tokens that are masked come one by one
+    d.cpu->set_sparsity(std::move(first));
+  }
   d.sparsity = std::move(options);
   if (d.sparsity)
     for (Layer& layer : d.layers)
@@ -898,13 +1047,15 @@ void CudaDecoder::set_sparsity(std::optional<SparsityOptions> options) {
 }
 
 std::optional<SparsityOptions> CudaDecoder::sparsity() const {
-  std::optional<SparsityOptions> out = impl_->sparsity;
-  if (out)
-    for (size_t l = 0; l < impl_->layers.size(); ++l)
-      for (size_t i = 0; const Group* group : impl_->layers[l].readers()) {
-        float& threshold = out->thresholds.t[l][i++];
-        if (!group->skips()) threshold = 0;
-      }
+  const Impl& d = *impl_;
+  std::optional<SparsityOptions> out = d.sparsity;
+  if (!out) return out;
+  for (size_t l = 0; l < size_t(d.cpu_layers); ++l) out->thresholds.t[l] = d.cpu->sparsity()->thresholds.t[l];
+  for (size_t l = 0; l < d.layers.size(); ++l)
+    for (size_t i = 0; const Group* group : d.layers[l].readers()) {
+      float& threshold = out->thresholds.t[size_t(d.cpu_layers) + l][i++];
+      if (!group->skips()) threshold = 0;
+    }
   return out;
 }
 
@@ -928,6 +1079,7 @@ double CudaDecoder::Impl::time_token(bool sparse) {
 std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
   Impl& d = *impl_;
   if (d.arrived.bytes() > 0) throw Error("plans are tuned in any order of sums; leave out --deterministic");
+  if (d.cpu) throw Error("plans are tuned with the whole model on the device; leave out --gpu-layers");
   if (d.context < kTuneContext)
     throw Error("tuning takes a context of {} tokens, this one holds {}", kTuneContext, d.context);
   truncate(0);
@@ -1026,9 +1178,10 @@ void CudaDecoder::count_inputs(bool on) {
   d.stream.synchronize();
   cuda::Buffer made;
   if (on && d.counts.bytes() == 0)
-    made = cuda::Buffer(d.device, d.config.n_layers * kInputs * int64_t(sizeof(unsigned long long)), "counts");
+    made = cuda::Buffer(d.device, int64_t(d.layers.size()) * kInputs * int64_t(sizeof(unsigned long long)), "counts");
   d.sparse_token.reset();  // before the counts that it writes go
   if (!on || made.bytes() > 0) d.counts = std::move(made);
+  if (d.cpu) d.cpu->clear_counts();
   d.record_sparse();
 }
 
@@ -1040,6 +1193,7 @@ SparsityCounts CudaDecoder::sparsity_counts() const {
   std::vector<std::array<unsigned long long, kInputs>> inactive(d.layers.size());
   d.counts.download(std::as_writable_bytes(std::span(inactive)));
   const auto widths = input_widths(d.config);
+  if (d.cpu) out = d.cpu->sparsity_counts();
   out.tokens = d.sparse_tokens;
   for (size_t l = 0; l < d.layers.size(); ++l) {
     const Layer& layer = d.layers[l];
@@ -1054,10 +1208,63 @@ void CudaDecoder::follow(int32_t id, int64_t count) {
   Impl& d = *impl_;
   d.check_room({&id, 1}, count);
   if (count < 1) return;
+  if (d.cpu) {
+    for (int64_t t = 0; t < count; ++t) {
+      d.step(id, true);
+      d.stream.synchronize();
+      d.ids.download(std::as_writable_bytes(std::span(&id, 1)));
+    }
+    return;
+  }
   d.stream.synchronize();
   if (d.moved) d.tell_position();
   d.ids.upload(std::as_bytes(std::span(&id, 1)));
-  for (int64_t t = 0; t < count; ++t) d.launch(true);
+  for (int64_t t = 0; t < count; ++t) d.launch(d.next_is_sparse());
+}
+
+CudaShares CudaDecoder::measure_shares() {
+  Impl& d = *impl_;
+  if (d.position >= d.context) throw Error("no room for a further token: the context holds {}", d.context);
+  d.stream.synchronize();
+  Marks marks;
+  std::optional<cuda::Graph> token;
+  {
+    // Not counted: they are none of the sequence's.
+    cuda::Buffer counts;
+    std::swap(counts, d.counts);
+    d.marks = &marks;
+    const auto restore = [&] {
+      d.marks = nullptr;
+      std::swap(counts, d.counts);
+    };
+    try {
+      token.emplace(d.stream, [&] { d.record(d.next_is_sparse()); });
+    } catch (...) {
+      restore();
+      throw;
+    }
+    restore();
+  }
+  constexpr int kTokens = 20;
+  CudaShares out;
+  int32_t id = 0;
+  d.ids.download(std::as_writable_bytes(std::span(&id, 1)));
+  for (int t = -2; t < kTokens; ++t) {
+    d.tell_position();
+    d.ids.upload(std::as_bytes(std::span(&id, 1)));
+    d.run_on_cpu({&id, 1}, false);  // dense, which is not counted; its time is not asked for
+    d.moved = true;
+    token->launch(d.stream);
+    d.stream.synchronize();
+    for (size_t i = 0; t >= 0 && i < marks.kinds.size(); ++i) {
+      const double ms = marks.marks[i].ms_to(marks.marks[i + 1]) / kTokens;
+      (marks.kinds[i] == Kind::linear      ? out.linear
+       : marks.kinds[i] == Kind::attention ? out.attention
+                                           : out.rest) += ms;
+    }
+  }
+  d.tell_position();
+  return out;
 }
 
 void CudaDecoder::wait() { impl_->stream.synchronize(); }

@@ -26,6 +26,15 @@ struct CudaDecoderOptions {
   bool deterministic = false;
   /// Of zigzag products; those without one, and all in a fixed order, have the default plan.
   cuda::Plans plans = {};
+  /// The last ones run on the device, the others before them on the CPU. 0: all.
+  int64_t gpu_layers = 0;
+  LoadOptions cpu = {};  // of those on the CPU; first_layers, progress and deterministic are set here
+};
+
+/// Milliseconds of a token by what its launches do. Without the overlap of launches of different kinds.
+struct CudaShares {
+  double linear = 0, attention = 0, rest = 0;  // rest: embedding, norms, gates, choice of a token
+  double sum() const { return linear + attention + rest; }
 };
 
 /// What tune() found for one product: times of a whole token with the default plan of this one and with `plan`, the
@@ -40,11 +49,13 @@ struct CudaTuning {
 
 /// Models with rotary positions, norms before their half blocks and embeddings of the model's own width; weights in any
 /// mix of zigzag and row layouts, embedding and head in row layouts. Eight dense tokens and more run at once, up to
-/// 512, with weights and inputs rounded to f16 (kernels/cuda/gemm.h).
+/// 512, with weights and inputs rounded to f16 (kernels/cuda/gemm.h). The first layers may run on the CPU, as its
+/// decoder runs them: the device waits for them in each token.
 class CudaDecoder final : public Engine {
  public:
   /// Prepares and uploads. Throws Error naming the tensor, the layout or the feature that does not run on CUDA, and,
-  /// before anything is uploaded, where weights, cache and work space do not fit the device, with what they need.
+  /// before anything is uploaded, DoesNotFit where weights, cache and work space do not fit the device, with what they
+  /// need and, if any, how many layers would.
   static std::unique_ptr<CudaDecoder> load(const io::Checkpoint& checkpoint, ThreadPool& pool, cuda::Device& device,
                                            const CudaDecoderOptions& options = {});
   ~CudaDecoder() override;
@@ -55,6 +66,8 @@ class CudaDecoder final : public Engine {
   void truncate(int64_t length) override;
   void append(std::span<const int32_t> ids) override;
   std::span<const float> forward(std::span<const int32_t> ids) override;
+  /// The candidates are found on the device, where the sampler wants a few (up to 2048); the draw is the host's.
+  int32_t next(std::span<const int32_t> ids, Sampler& sampler) override;
   void score(std::span<const int32_t> ids, const Decoder::LogitsSink& sink) override;
   SparsityCounts sparsity_counts() const override;
 
@@ -69,17 +82,22 @@ class CudaDecoder final : public Engine {
   void count_inputs(bool on);
 
   /// Runs `count` tokens: the first is `id`, each further one the most likely after the one before, chosen on the
-  /// device: the host waits before the first one only. wait() waits for all.
+  /// device: the host waits before the first one only, with layers on the CPU before each. wait() waits for all.
   void follow(int32_t id, int64_t count);
   void wait();
 
   /// Measures in a whole token which plan of each zigzag product is fastest, of dense tokens or, where set_sparsity()
   /// said so, of sparse ones, and uses it; a sparse one may be to run dense, with the dense plan in use: tune dense
-  /// tokens first. Forgets all tokens. Throws Error in a fixed order, and where the context
+  /// tokens first. Forgets all tokens. Throws Error in a fixed order, with layers on the CPU, and where the context
   /// holds less than kTuneContext.
   std::vector<CudaTuning> tune(bool progress);
   static constexpr int64_t kTuneContext = 16;
 
+  /// The device's part of single tokens, as set_sparsity() said, after the last one that ran; they are neither counted
+  /// nor kept. Throws Error where no further token fits.
+  CudaShares measure_shares();
+
+  int64_t cpu_layers() const;    // how many of the first layers run on the CPU
   int64_t weight_bytes() const;  // read for one dense token, output head included
   std::string explain() const;   // how each group of the first layer and the head run, one line each
   /// How fast the device reads its memory, GB/s.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cassert>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -25,9 +26,9 @@ using kernels::LinearGroup;
 using kernels::Output;
 using kernels::WeightView;
 
-constexpr int64_t kBatch = 512;       // tokens that go through the layers together
-constexpr int64_t kHeadRows = 128;    // rows of logits that exist at once
-constexpr int64_t kAlignFloats = 16;  // 64 bytes
+constexpr int64_t kBatch = Decoder::kMostFirst;  // tokens that go through the layers together
+constexpr int64_t kHeadRows = 128;               // rows of logits that exist at once
+constexpr int64_t kAlignFloats = 16;             // 64 bytes
 
 int64_t aligned(int64_t floats) { return (floats + kAlignFloats - 1) / kAlignFloats * kAlignFloats; }
 
@@ -96,7 +97,6 @@ void Decoder::Impl::bind(const io::Checkpoint& checkpoint, const LoadOptions& op
   Binder binder(checkpoint, biases);
   const bool gated = c.mlp == Mlp::swiglu;
   std::optional<Progress> progress;
-  if (options.progress) progress.emplace("Loading", c.n_layers + 1, "layers");
   const auto plan_of = [&](std::span<const WeightView> parts) {
     kernels::Plan plan = options.plans == nullptr ? kernels::Plan{} : options.plans->of(parts);
     if (options.deterministic) plan.split = kernels::Plan::Split::rows;
@@ -125,7 +125,10 @@ void Decoder::Impl::bind(const io::Checkpoint& checkpoint, const LoadOptions& op
     positions = &binder.matrix("position_embd.weight", c.n_ctx + c.position_offset, c.n_embd);
   binder.ignore("rope_freqs.weight");  // read by the configuration
 
-  for (int64_t index = 0; index < c.n_layers; ++index) {
+  const int64_t n_layers = options.first_layers > 0 ? options.first_layers : c.n_layers;
+  if (n_layers > c.n_layers) throw Error("{} layers of a model of {}", n_layers, c.n_layers);
+  if (options.progress) progress.emplace("Loading", n_layers + (options.first_layers > 0 ? 0 : 1), "layers");
+  for (int64_t index = 0; index < n_layers; ++index) {
     const auto name = [&](const char* part) { return fmt::format("blk.{}.{}", index, part); };
     Layer& layer = layers.emplace_back();
     layer.attn_norm = binder.norm(name("attn_norm"), c);
@@ -147,6 +150,7 @@ void Decoder::Impl::bind(const io::Checkpoint& checkpoint, const LoadOptions& op
     if (progress) progress->add(1);
   }
 
+  if (options.first_layers > 0) return;
   const bool final_norm = checkpoint.metadata().boolean(c.architecture + ".final_layer_norm").value_or(c.norm_first);
   if (final_norm) output_norm = binder.norm("output_norm", c);
   WeightView output;
@@ -178,7 +182,7 @@ void Decoder::Impl::take_workspace() {
       {&up, kBatch * c.n_ff},
       {&cos, kBatch * half},
       {&sin, kBatch * half},
-      {&logits, kHeadRows * c.n_vocab},
+      {&logits, head ? kHeadRows * c.n_vocab : 0},
       {&position_rows, positions != nullptr ? kBatch * c.n_embd : 0},
       {&masked, kBatch * widest},
   }};
@@ -268,7 +272,8 @@ void Decoder::Impl::run_layers(std::span<Session* const> sessions, int64_t M, in
   const float scale = 1 / std::sqrt(float(c.head_dim));
   int64_t rows = M;
   float* residual = x;
-  for (int64_t index = 0; index < c.n_layers; ++index) {
+  const auto n_layers = int64_t(layers.size());
+  for (int64_t index = 0; index < n_layers; ++index) {
     const Layer& layer = layers[size_t(index)];
     if (c.norm_first) norm(layer.attn_norm, x, M, h);
     const std::array<Output, 3> qkv = {{{q, q_width()}, {k, kv_width()}, {v, kv_width()}}};
@@ -288,7 +293,7 @@ void Decoder::Impl::run_layers(std::span<Session* const> sessions, int64_t M, in
     }
 
     // Past the last layer's keys and values only the wanted tokens matter.
-    if (index + 1 == c.n_layers) {
+    if (index + 1 == n_layers) {
       if (wanted == 0) return;
       rows = wanted;
       residual = x + (M - wanted) * c.n_embd;
@@ -405,15 +410,16 @@ Session::Session(const Decoder& decoder, int64_t capacity, kernels::KvType type)
   const Config& c = decoder.config();
   if (capacity < 1 || capacity > c.n_ctx)
     throw Error("a context of {} tokens was asked for; this model takes 1 to {}", capacity, c.n_ctx);
+  const int64_t n_layers = decoder.n_layers();
   const int64_t half = (c.n_kv_heads * capacity * kernels::kv_head_bytes(type, c.head_dim) + 63) / 64 * 64;
-  const auto total = checked_mul(2 * half, c.n_layers);
+  const auto total = checked_mul(2 * half, n_layers);
   if (!total) throw Error("a context of {} tokens does not fit any memory", capacity);
   // Each head's keys fill from their own start: with huge pages the first token would touch, and zero, most of a cache
   // whose heads are small.
   constexpr int64_t kHugeHead = int64_t{8} << 20;
   buffer_ = HugeBuffer(size_t(*total), capacity * kernels::kv_head_bytes(type, c.head_dim) >= kHugeHead);
   std::byte* next = buffer_.data();
-  for (int64_t index = 0; index < c.n_layers; ++index, next += 2 * half)
+  for (int64_t index = 0; index < n_layers; ++index, next += 2 * half)
     layers_.push_back({type, next, next + half, capacity, c.n_kv_heads, c.head_dim});
 }
 
@@ -458,6 +464,7 @@ std::unique_ptr<Decoder> Decoder::load(const io::Checkpoint& checkpoint, ThreadP
 
 const Config& Decoder::config() const { return impl_->config; }
 ThreadPool& Decoder::pool() const { return impl_->pool; }
+int64_t Decoder::n_layers() const { return int64_t(impl_->layers.size()); }
 
 void Decoder::forward(Session& session, std::span<const int32_t> ids, Want want, const LogitsSink& sink) {
   impl_->forward(session, ids, want, sink ? &sink : nullptr);
@@ -472,6 +479,21 @@ std::span<const float> Decoder::forward(Session& session, std::span<const int32_
 std::span<const float> Decoder::forward(std::span<Session* const> sessions, std::span<const int32_t> ids) {
   impl_->forward_each(sessions, ids);
   return {impl_->logits, sessions.size() * size_t(impl_->config.n_vocab)};
+}
+
+std::span<const float> Decoder::run_first(Session& session, std::span<const int32_t> ids, bool may_skip) {
+  Impl& d = *impl_;
+  const auto M = int64_t(ids.size());
+  assert(!d.head && M > 0 && M <= kMostFirst);
+  d.check_ids(session, ids, M);
+  d.one_token = M == 1 && may_skip;
+  d.n_sessions = 1;
+  d.embed(ids, session.length());
+  d.rotary_tables(M, session.length());
+  Session* const one = &session;
+  d.run_layers({&one, 1}, M, M);
+  session.length_ += M;
+  return {d.x, size_t(M * d.config.n_embd)};
 }
 
 void check_sparsity(const SparsityOptions& options, const Config& config) {
@@ -492,12 +514,17 @@ void Decoder::set_sparsity(std::optional<SparsityOptions> options) {
   if (options) check_sparsity(*options, impl.config);
   if (options) {
     Thresholds& thresholds = options->thresholds;
-    for (size_t l = 0; l < thresholds.t.size(); ++l)
+    for (size_t l = 0; l < impl.layers.size(); ++l)
       for (size_t i = 0; i < kInputs; ++i)
         if (l < thresholds.realised.size() && thresholds.realised[l][i] < impl.layers[l].dense_below[i])
           thresholds.t[l][i] = 0;
   }
   impl.sparsity = std::move(options);
+  clear_counts();
+}
+
+void Decoder::clear_counts() {
+  Impl& impl = *impl_;
   impl.counts = {};
   impl.counts.layers.resize(impl.layers.size());
   for (const Layer& layer : impl.layers)
@@ -534,8 +561,8 @@ double SparsityCounts::share() const {
 }
 
 int64_t Decoder::weight_bytes() const {
-  int64_t total = impl_->head->weight_bytes();
-  for (const auto* group : {&impl_->project_in, &impl_->project_out})
+  int64_t total = 0;
+  for (const auto* group : {&impl_->project_in, &impl_->project_out, &impl_->head})
     if (*group) total += (*group)->weight_bytes();
   for (const Layer& layer : impl_->layers)
     for (const auto* group : {&layer.qkv, &layer.o, &layer.up, &layer.down}) total += (*group)->weight_bytes();
@@ -543,8 +570,8 @@ int64_t Decoder::weight_bytes() const {
 }
 
 int64_t Decoder::prepared_bytes() const {
-  int64_t total = impl_->head->prepared_bytes();
-  for (const auto* group : {&impl_->project_in, &impl_->project_out})
+  int64_t total = 0;
+  for (const auto* group : {&impl_->project_in, &impl_->project_out, &impl_->head})
     if (*group) total += (*group)->prepared_bytes();
   for (const Layer& layer : impl_->layers)
     for (const auto* group : {&layer.qkv, &layer.o, &layer.up, &layer.down}) total += (*group)->prepared_bytes();
@@ -559,7 +586,7 @@ std::string Decoder::explain() const {
   };
   const Layer& layer = impl_->layers.front();
   for (const auto* group : {&layer.qkv, &layer.o, &layer.up, &layer.down}) line(**group);
-  line(*impl_->head);
+  if (impl_->head) line(*impl_->head);
   return out;
 }
 

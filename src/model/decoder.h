@@ -26,6 +26,9 @@ struct LoadOptions {
   const kernels::Plans* plans = nullptr;
   /// Results do not depend on the number of threads: every plan is split by rows.
   bool deterministic = false;
+  /// Only this many of the first layers, for run_first(): without output head, other tensors are not looked at. 0: the
+  /// whole model.
+  int64_t first_layers = 0;
 };
 
 /// How a decoder leaves inputs out.
@@ -93,6 +96,7 @@ class Decoder {
 
   const Config& config() const;
   ThreadPool& pool() const;
+  int64_t n_layers() const;  // that it has: LoadOptions::first_layers, else all
 
   /// Called with the logits of tokens [first, first + count) of the call's ids. logits: [count, vocab_size], valid
   /// during the call.
@@ -114,13 +118,20 @@ class Decoder {
   static constexpr int64_t kMostSessions = 64;
   std::span<const float> forward(std::span<Session* const> sessions, std::span<const int32_t> ids);
 
+  static constexpr int64_t kMostFirst = 512;
+  /// Of a decoder of the first layers: what these make of 1 to kMostFirst ids at positions [session.length(), +ids),
+  /// which become part of the session. may_skip: of a single id, as set_sparsity() says; else dense. Returns the
+  /// residual stream, [ids, n_embd], valid until the next call. Throws Error as forward() does.
+  std::span<const float> run_first(Session& session, std::span<const int32_t> ids, bool may_skip);
+
   /// From now on tokens leave inactive inputs out; nullopt: dense again. An input of which the calibration left out
-  /// less than its plan's dense_below runs dense. Throws Error when the thresholds are not this model's. Clears the
-  /// counts.
+  /// less than its plan's dense_below runs dense. Throws Error when the thresholds are not this model's (of all of its
+  /// layers). Clears the counts, which are of the layers that it has.
   void set_sparsity(std::optional<SparsityOptions> options);
-  /// As set, with threshold 0 where the plan runs an input dense.
+  /// As set, with threshold 0 where the plan of a layer that it has runs an input dense.
   const std::optional<SparsityOptions>& sparsity() const;
   const SparsityCounts& sparsity_counts() const;
+  void clear_counts();
 
   /// Of a decoder with thresholds: another one for this input, from the next group on (an observer may call it).
   void set_threshold(int64_t layer, Input input, float t);

@@ -7,6 +7,7 @@
 
 #include "model/config.h"
 #include "model/decoder.h"
+#include "model/sampler.h"
 
 namespace lacuna::model {
 
@@ -29,6 +30,8 @@ class Engine {
   virtual void append(std::span<const int32_t> ids) = 0;
   /// The last one's logits: [n_vocab], valid until the next call.
   virtual std::span<const float> forward(std::span<const int32_t> ids) = 0;
+  /// What the sampler takes of the last one's logits. Throws BadLogits as it does; the ids are appended then too.
+  virtual int32_t next(std::span<const int32_t> ids, Sampler& sampler) { return sampler.sample(forward(ids)); }
   /// All logits, in order.
   virtual void score(std::span<const int32_t> ids, const Decoder::LogitsSink& sink) = 0;
 

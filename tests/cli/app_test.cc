@@ -95,9 +95,13 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
     return more;
   };
   expect_error({"bench", "--device", "cuda", "--spqt", "--deterministic"}, "--deterministic");
-  expect_error(with({"--spqt", "--parts", "table2"}), "--parts table2");
   expect_error(with({"--what", "linear", "--tune"}), "--tune");
   expect_error(with({"--spqt", "--tune"}), "--tune");
+  expect_error(with({"--spqt", "--gpu-layers", "1"}), "--gpu-layers");
+  expect_error(with({"--spqt", "--parts", "fig8", "--thresholds", "t.gguf"}), "--thresholds is of table2");
+  expect_error(with({"--what", "linear", "--gpu-layers", "1"}), "--gpu-layers");
+  expect_error(with({"--what", "decode", "--tune", "--gpu-layers", "1"}), "--gpu-layers");
+  expect_error({"tune", kModel, "--device", "cuda", "--gpu-layers", "1"}, "--gpu-layers");
   expect_error(with({"--what", "linear", "--profile", "p.json"}), "--profile");
   expect_error(with({"--what", "prefill,decode", "--act-sparsity", "50"}), "a prompt runs dense");
   expect_error({"bench", kModel, "--tune"}, "--tune");
@@ -112,6 +116,7 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
     };
     refused({"--gpu", "1"}, "--device cuda");
     refused({"--gpu-memory", "3"}, "--device cuda");
+    refused({"--gpu-layers", "3"}, "--device cuda");
     refused({"--act-mode", "greedy"}, "--act-sparsity");
     refused({"--criterion", "wina"}, "--act-sparsity");
     refused({"--thresholds", "none.gguf"}, "--act-sparsity");

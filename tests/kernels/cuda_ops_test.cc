@@ -570,5 +570,80 @@ TEST(CudaOps, Argmax) {
   }
 }
 
+/// The largest k of N values, for several k.
+void check_top_k(std::span<const int64_t> sizes) {
+  for (const int64_t N : sizes) {
+    for (const int64_t k : {int64_t{1}, int64_t{2}, int64_t{40}, int64_t{700}, int64_t{2048}}) {
+      if (k > N) continue;
+      OnDevice<std::byte> workspace(size_t(cuda::top_k_workspace_bytes(N, k)));
+      workspace.buffer().upload(std::as_bytes(std::span(&cuda::kNoBadValue, 1)));
+      const OnDevice<cuda::TopKCandidate> out(size_t(k + 1));
+      for (const uint64_t seed : {0, 4, 1, 2, 3}) {  // what is bad does not stay
+        auto x = random(N, seed);
+        if (seed != 4)
+          for (float& v : x) v = std::round(v * 4);  // ties
+        // The largest in one slice; all equal; bad values; -infinity.
+        if (seed == 1) std::fill_n(x.begin(), std::min<int64_t>(N, 3000), 9.0f);
+        if (seed == 2) std::fill(x.begin(), x.end(), -0.0f), x[size_t(N / 2)] = 0.0f;
+        if (seed == 3) std::fill_n(x.begin(), N - 1, -kInf);
+        int32_t bad = -1;
+        if (seed == 4 && N > 40) x[30] = kInf, x[17] = kNan, bad = 17;
+        std::vector<int32_t> penalized = {int32_t(N / 2), -1, int32_t(N), 0};
+        if (N > 3000) penalized.insert(penalized.end(), {3, 2048, 2999});
+        if (penalized[0] == 0) penalized[0] = int32_t(N + 1);
+        const float penalty = 1.3f;
+        std::vector<std::pair<float, int32_t>> expected;
+        for (int64_t i = 0; i < N; ++i) expected.emplace_back(x[size_t(i)], int32_t(i));
+        for (const int32_t id : penalized)
+          if (id >= 0 && id < N) {
+            float& v = expected[size_t(id)].first;
+            v = v > 0 ? v / penalty : v * penalty;
+          }
+        std::erase_if(expected, [](const auto& e) { return std::isnan(e.first); });
+        std::partial_sort(
+            expected.begin(), expected.begin() + std::min(k, int64_t(expected.size())), expected.end(),
+            [](const auto& a, const auto& b) { return a.first != b.first ? a.first > b.first : a.second < b.second; });
+        const OnDevice<float> there(x);
+        const OnDevice<int32_t> ids(penalized);
+        cuda::TopKArgs args;
+        args.x = there.data();
+        args.N = N;
+        args.k = int(k);
+        args.penalized = ids.data();
+        args.n_penalized = int64_t(penalized.size());
+        args.penalty = penalty;
+        args.out = out.data();
+        args.workspace = workspace.data();
+        cuda::launch_top_k(device(), stream(), args);
+        const auto got = out.values();
+        ASSERT_EQ(got.back().id, bad) << "N " << N << " k " << k << " seed " << seed;
+        for (size_t i = 0; i < std::min(size_t(k), expected.size()); ++i) {
+          ASSERT_EQ(got[i].logit, expected[i].first) << "N " << N << " k " << k << " seed " << seed << " place " << i;
+          ASSERT_EQ(got[i].id, expected[i].second) << "N " << N << " k " << k << " seed " << seed << " place " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaOps, TopKOfAVocabulary) {
+  LACUNA_NEED_DEVICE();
+  constexpr int64_t kSizes[] = {32000, 151936, 1 << 20};
+  check_top_k(kSizes);
+}
+
+TEST(CudaOps, TopK) {
+  LACUNA_NEED_DEVICE();
+  constexpr int64_t kSizes[] = {1, 2, 47, 2047, 2048, 2049};
+  check_top_k(kSizes);
+  cuda::TopKArgs args;
+  args.N = 10;
+  args.k = 11;
+  EXPECT_THROW(cuda::launch_top_k(device(), stream(), args), Error);
+  args.k = 1;
+  args.N = (1 << 20) + 1;
+  EXPECT_THROW(cuda::launch_top_k(device(), stream(), args), Error);
+}
+
 }  // namespace
 }  // namespace lacuna

@@ -67,6 +67,14 @@ TEST(Block, ChainedBlocksAreTheDecoder) {
       EXPECT_LT(relative(pass.ffn_in, expected[2]), 1e-5) << path << layer;
       EXPECT_LT(relative(pass.ffn_down, expected[3]), 1e-5) << path << layer;
       x = pass.out;
+
+      const auto first = Decoder::load(model.checkpoint, model.pool, {.progress = false, .first_layers = layer + 1});
+      EXPECT_EQ(first->n_layers(), layer + 1);
+      Session session(*first, kWindow, kernels::KvType::f32);
+      const auto out = first->run_first(session, std::span(ids).first(size_t(kWindow)), false);
+      EXPECT_EQ(session.length(), kWindow);
+      EXPECT_LT(relative({out.begin(), out.end()}, {x.begin(), x.begin() + int64_t(out.size())}), 1e-5)
+          << path << layer;
     }
   }
 }

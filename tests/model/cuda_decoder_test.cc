@@ -609,6 +609,238 @@ TEST_F(CudaDecoderTest, FollowsTheMostLikelyTokens) {
   EXPECT_EQ(std::vector<float>(logits.begin(), logits.end()), last);  // row products are deterministic
 }
 
+// The first layers on the CPU, the others on the device: prompts, single tokens, what is scored and what follows.
+TEST_F(CudaDecoderTest, LayersOnTheCpuGiveTheSameLogits) {
+  for (const char* name : {"llama_mha", "llama_gqa_rope_llama3", "qwen3", "qwen2_heads_of_8"}) {
+    SCOPED_TRACE(name);
+    Model model(test::fixture(std::string("hf/") + name));
+    const int64_t n_layers = model.decoder->config().n_layers;
+    ASSERT_GE(n_layers, 2);
+    const auto whole = load(model), split = load(model, {.gpu_layers = n_layers - 1});
+    EXPECT_EQ(whole->cpu_layers(), 0);
+    EXPECT_EQ(split->cpu_layers(), 1);
+    EXPECT_EQ(split->weight_bytes(), whole->weight_bytes());
+    EXPECT_THAT(split->explain(), HasSubstr("layers 0 to 0 on the CPU"));
+    EXPECT_LT(worst_difference(*model.decoder, *split), 2e-3);
+    EXPECT_EQ(split->length(), kTokens);
+
+    const std::vector<int32_t> ids = some_ids(kTokens, model.decoder->config().n_vocab);
+    const auto logits_of = [](std::span<const float> logits) {
+      return std::vector<float>(logits.begin(), logits.end());
+    };
+    split->truncate(0);
+    split->append(std::span(ids).first(9));  // a batch; then single tokens, what was truncated, a batch over it
+    std::vector<float> single;
+    for (size_t t = 9; t < ids.size(); ++t) single = logits_of(split->forward({&ids[t], 1}));
+    split->truncate(4);
+    EXPECT_LT(difference(single, split->forward(std::span(ids).subspan(4))), 0.03);  // of f16 weights and inputs
+    split->truncate(0);
+    int64_t scored = 0;
+    split->score(ids, [&](int64_t first, int64_t n, const float* logits) {
+      EXPECT_EQ(first, scored);
+      scored += n;
+      if (scored == kTokens) {
+        EXPECT_LT(difference(single, {logits + (n - 1) * whole->config().n_vocab, single.size()}), 0.03);
+      }
+    });
+    EXPECT_EQ(scored, kTokens);
+
+    std::vector<int32_t> chosen = {3};
+    split->truncate(0);
+    for (int64_t t = 0; t < 12; ++t) {
+      single = logits_of(split->forward({&chosen.back(), 1}));
+      chosen.push_back(int32_t(std::ranges::max_element(single) - single.begin()));
+    }
+    split->truncate(0);
+    split->follow(3, 11);
+    split->wait();
+    EXPECT_EQ(split->length(), 11);
+    EXPECT_EQ(logits_of(split->forward({&chosen[11], 1})), single);
+    EXPECT_THAT([&] { split->tune(false); }, ThrowsMessage<Error>(HasSubstr("leave out --gpu-layers")));
+  }
+  Model model(test::fixture("hf/llama_mha"));
+  EXPECT_THAT([&] { load(model, {.gpu_layers = 100}); }, ThrowsMessage<Error>(HasSubstr("this model has")));
+}
+
+TEST_F(CudaDecoderTest, LayersOnTheCpuLeaveOutTheSameInputs) {
+  const Zigzag zigzag("llama_mha");
+  Model& model = *zigzag.model;
+  const auto n_layers = size_t(model.decoder->config().n_layers);
+  Thresholds thresholds;
+  thresholds.t.assign(n_layers, {0.4f, 0.02f, 0.4f, 0.02f});
+  const auto whole = load(model), split = load(model, {.gpu_layers = int64_t(n_layers) - 1});
+  const std::vector<int32_t> ids = some_ids(kTokens, model.decoder->config().n_vocab);
+  for (const bool by_norms : {false, true}) {
+    SCOPED_TRACE(by_norms);
+    if (by_norms) {
+      const auto widths = input_widths(model.decoder->config());
+      thresholds.norms.resize(n_layers);
+      for (auto& layer : thresholds.norms)
+        for (size_t i = 0; i < kInputs; ++i) {
+          layer[i].resize(size_t(widths[i]));
+          for (size_t k = 0; k < layer[i].size(); ++k) layer[i][k] = 0.5f + float(k % 3);
+        }
+    }
+    for (const auto& gpu : {whole.get(), split.get()}) {
+      gpu->truncate(0);
+      gpu->set_sparsity(SparsityOptions{thresholds, 2, false});
+      gpu->count_inputs(true);
+      for (const int32_t& id : ids) gpu->forward({&id, 1});
+    }
+    const SparsityCounts expected = whole->sparsity_counts(), found = split->sparsity_counts();
+    EXPECT_EQ(found.tokens, kTokens - 2);
+    EXPECT_EQ(expected.tokens, kTokens - 2);
+    ASSERT_EQ(found.layers.size(), n_layers);
+    EXPECT_EQ(found.bytes, expected.bytes);
+    EXPECT_GT(expected.share(), 0.05);
+    for (size_t l = 0; l < n_layers; ++l)
+      for (size_t i = 0; i < kInputs; ++i) {
+        EXPECT_EQ(found.layers[l][i].inputs, expected.layers[l][i].inputs);
+        EXPECT_NEAR(found.layers[l][i].share(), expected.layers[l][i].share(), 0.03);
+      }
+  }
+}
+
+TEST_F(CudaDecoderTest, SharesAreOfTheTokenAndChangeNothing) {
+  const Zigzag zigzag("llama_mha");
+  Model& model = *zigzag.model;
+  for (const int64_t on_gpu : {int64_t{0}, model.decoder->config().n_layers - 1}) {
+    const auto gpu = load(model, {.deterministic = true, .gpu_layers = on_gpu});
+    const std::vector<int32_t> ids = some_ids(9, model.decoder->config().n_vocab);
+    const auto expected = one_by_one(*gpu, ids);
+    gpu->truncate(0);
+    for (size_t t = 0; t < 5; ++t) gpu->forward({&ids[t], 1});
+    const CudaShares shares = gpu->measure_shares();
+    EXPECT_GT(shares.linear, 0);
+    EXPECT_GT(shares.attention, 0);
+    EXPECT_GT(shares.rest, 0);
+    EXPECT_LT(shares.sum(), 10'000);  // ms; 0.1 are expected, under a sanitizer thousands
+    EXPECT_EQ(gpu->length(), 5);
+    for (size_t t = 5; t < 9; ++t) {
+      const std::span<const float> logits = gpu->forward({&ids[t], 1});
+      EXPECT_EQ(std::vector<float>(logits.begin(), logits.end()), expected[t]);
+    }
+  }
+  // Nothing ran yet; inputs left out and counted.
+  Thresholds thresholds;
+  thresholds.t.assign(size_t(model.decoder->config().n_layers), {0.4f, 0.02f, 0.4f, 0.02f});
+  for (const int64_t on_gpu : {int64_t{0}, model.decoder->config().n_layers - 1}) {
+    const auto gpu = load(model, {.gpu_layers = on_gpu});
+    EXPECT_GT(gpu->measure_shares().linear, 0);
+    gpu->set_sparsity(SparsityOptions{thresholds, 0, false});
+    gpu->count_inputs(true);
+    for (const int32_t& id : some_ids(4, model.decoder->config().n_vocab)) gpu->forward({&id, 1});
+    const SparsityCounts before = gpu->sparsity_counts();
+    EXPECT_GT(gpu->measure_shares().linear, 0);
+    const SparsityCounts after = gpu->sparsity_counts();
+    EXPECT_EQ(before.tokens, 4);
+    EXPECT_EQ(after.tokens, 4);
+    EXPECT_GT(before.share(), 0.05);
+    EXPECT_EQ(after.share(), before.share());
+  }
+  const auto full = load(model);
+  for (int64_t t = 0; t < kTokens; ++t) {
+    const int32_t id = 1;
+    full->forward({&id, 1});
+  }
+  EXPECT_THAT([&] { full->measure_shares(); }, ThrowsMessage<Error>(HasSubstr("no room")));
+}
+
+// A card that is too small for all layers: the error says how many fit, and so many do.
+TEST_F(CudaDecoderTest, ACardTooSmallSaysHowManyLayersFit) {
+  Model model(test::fixture("hf/llama_mha"));
+  const int64_t n_layers = model.decoder->config().n_layers;
+  std::set<int64_t> seen;
+  // Work space is 64 MiB and a little; a step is a quarter of the embedding, which only a whole model has there.
+  for (int64_t limit = int64_t{66} << 20; limit > int64_t{64} << 20; limit -= 1536) {
+    CudaDecoderOptions options;
+    options.context = kTokens;
+    options.progress = false;
+    cuda::Device small({.index = 0, .memory_limit = limit});
+    try {
+      CudaDecoder::load(model.checkpoint, model.pool, small, options);
+      limit -= int64_t{1} << 14;  // far from it
+    } catch (const cuda::DoesNotFit& error) {
+      if (error.layers == 0) break;
+      ASSERT_LT(error.layers, n_layers);
+      options.gpu_layers = error.layers;
+      cuda::Device again({.index = 0, .memory_limit = limit});
+      const auto split = CudaDecoder::load(model.checkpoint, model.pool, again, options);
+      seen.insert(error.layers);
+      EXPECT_LT(worst_difference(*model.decoder, *split), 2e-3);
+    }
+  }
+  EXPECT_FALSE(seen.empty());
+}
+
+// The candidates come from the device, or all logits where the sampler wants them: the same tokens as from the logits.
+TEST_F(CudaDecoderTest, NextIsWhatTheSamplerTakesOfTheLogits) {
+  Model model(test::fixture("hf/llama_mha"));
+  const int64_t n_vocab = model.decoder->config().n_vocab;
+  std::vector<SamplerOptions> all(6);
+  all[0].temperature = 0;
+  all[1].top_k = 0;
+  all[2].temperature = 3, all[2].min_p = 0, all[2].top_p = 1;
+  all[3].temperature = 3, all[3].repeat_penalty = 1.5f, all[3].top_k = 5;
+  all[4].temperature = 0, all[4].repeat_penalty = 2, all[4].repeat_window = 4;
+  all[5].temperature = 2, all[5].top_k = 1000;
+  for (const int64_t gpu_layers : {int64_t{0}, model.decoder->config().n_layers - 1}) {
+    const auto gpu = load(model, {.deterministic = true, .gpu_layers = gpu_layers});
+    for (SamplerOptions& options : all) {
+      SCOPED_TRACE(&options - all.data());
+      options.seed = 7;
+      Sampler on_device(options, n_vocab), on_host(options, n_vocab);
+      std::vector<int32_t> tokens[2];
+      for (const bool device : {true, false}) {
+        gpu->truncate(0);
+        Sampler& sampler = device ? on_device : on_host;
+        std::vector<int32_t> ids = some_ids(5, n_vocab);
+        for (const int32_t id : ids) sampler.accept(id);
+        for (int64_t t = 0; t < 15; ++t) {
+          const int32_t id = device ? gpu->next(ids, sampler) : sampler.sample(gpu->forward(ids));
+          sampler.accept(id);
+          tokens[device].push_back(id);
+          ids = {id};
+        }
+      }
+      EXPECT_EQ(tokens[true], tokens[false]);
+      EXPECT_GT(std::set<int32_t>(tokens[true].begin(), tokens[true].end()).size(), 1u);
+    }
+  }
+}
+
+// Logits that are not numbers: the sampler's own error, with the tokens appended, as on the CPU.
+TEST_F(CudaDecoderTest, NextRefusesLogitsThatAreNotNumbers) {
+  Model source(test::fixture("gguf_models/llama_gqa_rope_llama3.gguf"));
+  const test::TempDir folder;
+  const std::string path = (folder.path() / "broken.gguf").string();
+  std::vector<io::TensorPlan> plan;
+  for (const io::Tensor& tensor : source.checkpoint.tensors())
+    plan.push_back({tensor.name, tensor.layout, tensor.dims, tensor.params});
+  io::GgufWriter writer(path, source.checkpoint.metadata(), plan);
+  for (const io::Tensor& tensor : source.checkpoint.tensors()) {
+    if (tensor.name == "output_norm.weight") {
+      const std::vector<float> bad(tensor.bytes.size() / sizeof(float), std::nanf(""));
+      writer.write(std::as_bytes(std::span(bad)));
+    } else {
+      writer.write(tensor.bytes);
+    }
+  }
+  writer.finish();
+  Model model(path);
+  const auto gpu = load(model);
+  Sampler sampler({}, gpu->config().n_vocab);
+  for (int64_t t = 1; t <= 3; ++t) {
+    const int32_t id = 1;
+    EXPECT_THAT(
+        [&] {
+          gpu->next({&id, 1}, sampler);
+        },
+        ThrowsMessage<BadLogits>(HasSubstr("NaN as the logit of token 0")));
+    EXPECT_EQ(gpu->length(), t);
+  }
+}
+
 TEST_F(CudaDecoderTest, ErrorsSayWhatDoesNotRun) {
   Model opt(test::fixture("hf/opt"));
   EXPECT_THAT([&] { load(opt); }, ThrowsMessage<Error>(HasSubstr("learned positions do not run on CUDA yet")));

@@ -53,6 +53,28 @@ TEST(Sampler, TopK) {
   expect_frequencies(frequencies(options, kLogits), {0.125, 0.5, 0.25, 0.125});
 }
 
+TEST(Sampler, ChoosesOfCandidatesWhatItSamples) {
+  SamplerOptions options;
+  options.temperature = 1.5f;
+  options.top_k = 3;
+  options.repeat_penalty = 1.2f;
+  Sampler whole(options, 5), parts(options, 5);
+  EXPECT_EQ(whole.wanted(), 3);
+  const std::vector<float> logits = {-1, 3, 2.5f, 3, 0};
+  for (const int32_t id : {1, 0, 1})
+    for (Sampler* sampler : {&whole, &parts}) sampler->accept(id);
+  const std::span<const int32_t> penalized = parts.penalized();
+  EXPECT_EQ(std::vector<int32_t>(penalized.begin(), penalized.end()), (std::vector<int32_t>{1, 0}));
+  for (int i = 0; i < 100; ++i) {
+    std::vector<Candidate> candidates = {{3, 3}, {3 / 1.2f, 1}, {2.5f, 2}};  // 3 / 1.2f is 2.5f: the lower id first
+    EXPECT_EQ(parts.choose(candidates), whole.sample(logits));
+  }
+  options.temperature = 0;
+  EXPECT_EQ(Sampler(options, 5).wanted(), 1);
+  std::vector<Candidate> none = {{-std::numeric_limits<float>::infinity(), 0}};
+  EXPECT_THROW(parts.choose(none), BadLogits);
+}
+
 TEST(Sampler, TopPKeepsTheShortestHead) {
   SamplerOptions options = plain();
   options.top_p = 0.7f;

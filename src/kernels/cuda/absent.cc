@@ -35,6 +35,10 @@ void Stream::wait(const Event&) { refuse(); }
 Event::Event() { refuse(); }
 Event::~Event() {}
 void Event::record(Stream&) { refuse(); }
+Mark::Mark() { refuse(); }
+Mark::~Mark() {}
+void Mark::record(Stream&) { refuse(); }
+double Mark::ms_to(const Mark&) const { refuse(); }
 Graph::Graph(Stream&, const std::function<void()>&) { refuse(); }
 Graph::~Graph() {}
 void Graph::launch(Stream&) { refuse(); }
@@ -73,6 +77,8 @@ void launch_attention(const Device&, Stream&, const AttentionArgs&) { refuse(); 
 void launch_batch_attention(const Device&, Stream&, const BatchAttentionArgs&) { refuse(); }
 int64_t argmax_workspace_bytes(int64_t) { refuse(); }
 void launch_argmax(const Device&, Stream&, const ArgmaxArgs&) { refuse(); }
+int64_t top_k_workspace_bytes(int64_t, int64_t) { refuse(); }
+void launch_top_k(const Device&, Stream&, const TopKArgs&) { refuse(); }
 void launch_count_inactive(const Device&, Stream&, const float*, int64_t, const float*, float, unsigned long long*) {
   refuse();
 }

@@ -89,8 +89,8 @@ int64_t Device::free_bytes() const {
 
 void Device::require(int64_t bytes, std::string_view what) const {
   if (const int64_t free = free_bytes(); bytes > free)
-    throw Error("{}: {:.2f} GiB of device memory needed, but {} has {:.2f} GiB left{}", what, gib(bytes), info_.name,
-                gib(free), limit_ > 0 ? " of the limit that was given" : "");
+    throw DoesNotFit("{}: {:.2f} GiB of device memory needed, but {} has {:.2f} GiB left{}", what, gib(bytes),
+                     info_.name, gib(free), limit_ > 0 ? " of the limit that was given" : "");
 }
 
 // ---- Buffer ----
@@ -151,6 +151,17 @@ void Stream::wait(const Event& event) { check_cuda(cudaStreamWaitEvent(handle_, 
 Event::Event() { check_cuda(cudaEventCreateWithFlags(&handle_, cudaEventDisableTiming)); }
 Event::~Event() { cudaEventDestroy(handle_); }
 void Event::record(Stream& stream) { check_cuda(cudaEventRecord(handle_, stream.handle())); }
+
+Mark::Mark() { check_cuda(cudaEventCreate(&handle_)); }
+Mark::~Mark() { cudaEventDestroy(handle_); }
+void Mark::record(Stream& stream) {
+  check_cuda(cudaEventRecordWithFlags(handle_, stream.handle(), cudaEventRecordExternal));
+}
+double Mark::ms_to(const Mark& later) const {
+  float ms = 0;
+  check_cuda(cudaEventElapsedTime(&ms, handle_, later.handle_));
+  return ms;
+}
 
 Graph::Graph(Stream& stream, const std::function<void()>& record) {
   check_cuda(cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeThreadLocal));

@@ -10,11 +10,20 @@
 #include <string_view>
 #include <utility>
 
+#include "core/error.h"
+
 struct CUstream_st;
 struct CUgraphExec_st;
 struct CUevent_st;
 
 namespace lacuna::cuda {
+
+/// More memory was asked for than the device has left.
+class DoesNotFit : public Error {
+ public:
+  using Error::Error;
+  int64_t layers = 0;  // of a model: how many of the last would fit, fewer than all; 0: none, or it is no model
+};
 
 struct DeviceOptions {
   int index = 0;
@@ -40,7 +49,7 @@ class Device {
   const DeviceInfo& info() const { return info_; }
   /// Bytes that can still be taken.
   int64_t free_bytes() const;
-  /// Throws Error, naming `what`, the bytes needed and those free, unless `bytes` fit.
+  /// Throws DoesNotFit, naming `what`, the bytes needed and those free, unless `bytes` fit.
   void require(int64_t bytes, std::string_view what) const;
 
  private:
@@ -53,7 +62,7 @@ class Device {
 class Buffer {
  public:
   Buffer() = default;
-  /// Not cleared. Throws Error, naming `what`, where it does not fit.
+  /// Not cleared. Throws DoesNotFit, naming `what`, where it does not fit.
   Buffer(Device& device, int64_t bytes, std::string_view what);
   ~Buffer();
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
@@ -115,6 +124,22 @@ class Event {
 
  private:
   friend class Stream;
+  CUevent_st* handle_ = nullptr;
+};
+
+/// A point in a graph's launches whose time is taken in each run.
+class Mark {
+ public:
+  Mark();
+  ~Mark();
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+  /// Inside Graph's record: what follows on the stream begins when what was launched before has ended.
+  void record(Stream& stream);
+  /// Between the two in the graph's last run, which has ended.
+  double ms_to(const Mark& later) const;
+
+ private:
   CUevent_st* handle_ = nullptr;
 };
 

@@ -131,6 +131,27 @@ struct ArgmaxArgs {
 int64_t argmax_workspace_bytes(int64_t M);
 void launch_argmax(const Device& device, Stream& stream, const ArgmaxArgs& args);
 
+struct TopKCandidate {
+  float logit = 0;
+  int32_t id = 0;
+};
+struct TopKArgs {
+  const float* x = nullptr;  // [N], N at most 2^20
+  int64_t N = 0;
+  int k = 1;                           // at most N and 2048
+  const int32_t* penalized = nullptr;  // [n_penalized] different ids: a positive value is divided by the penalty, any
+  int64_t n_penalized = 0;             // other multiplied; ids outside [0, N) do nothing
+  float penalty = 1;
+  /// [k + 1]: the largest, descending, the smaller id first where values are equal, with NaN (whose value is lost)
+  /// below all. Then the smallest id whose value in x is NaN or infinity, or -1.
+  TopKCandidate* out = nullptr;
+  std::byte* workspace = nullptr;  // top_k_workspace_bytes(N, k); the first int is kNoBadValue before the first launch
+};
+inline constexpr int32_t kNoBadValue = 0x7fffffff;
+int64_t top_k_workspace_bytes(int64_t N, int64_t k);
+/// Throws Error for more than these.
+void launch_top_k(const Device& device, Stream& stream, const TopKArgs& args);
+
 /// *count += the number of inputs k for which |x[k]| < t (|x[k]| * norms[k] < t where norms is no nullptr): those that
 /// a threshold leaves out. x: [K].
 void launch_count_inactive(const Device& device, Stream& stream, const float* x, int64_t K, const float* norms, float t,
