@@ -38,9 +38,8 @@ Plan parse_plan(const json& value, const std::string& where) {
     throw Error("{}: \"split\" is \"{}\", expected columns or rows", where, split);
   const int64_t chunk = object.need_integer("chunk");
   plan.chunk = chunk < 0 || chunk > 1024 ? -1 : int(chunk);  // check_plan refuses it
-  const auto prefetch = object.boolean("prefetch");
-  if (!prefetch) throw Error("{}: \"prefetch\" is missing", where);
-  plan.prefetch = *prefetch;
+  const int64_t prefetch = object.need_integer("prefetch");
+  plan.prefetch = prefetch < 0 || prefetch > Plan::kColumn ? -1 : int(prefetch);
   plan.tile_rows = object.need_integer("tile_rows");
   plan.dense_below = need_number(object, "dense_below", where);
   try {
@@ -95,7 +94,7 @@ GroupTuning parse_group(const std::string& key, const json& value, const std::st
   group.plan = parse_plan(object.need_object("plan"), where);
   for (const json& times : object.need_array("measured"))
     group.measured.push_back(parse_times(times, group.levels.size(), where));
-  if (group.measured.empty() || group.standard().plan != Plan{})
+  if (group.measured.empty() || group.standard().plan != kernels::default_plan())
     throw Error("{}: \"measured\" must begin with the default plan", where);
   Plan chosen = group.chosen().plan;
   chosen.dense_below = group.plan.dense_below;

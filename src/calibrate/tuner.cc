@@ -224,14 +224,17 @@ std::vector<Plan> candidate_plans(int64_t rows, int threads) {
   for (const int64_t tile : {int64_t{256}, int64_t{1024}, int64_t{2048}, per_thread})
     if (tile < rows * layout::kSuperRows && std::find(tiles.begin(), tiles.end(), tile) == tiles.end())
       tiles.push_back(tile);
-  std::vector<Plan> out = {Plan{}};
+  std::vector<Plan> out = {kernels::default_plan()};
   for (const int64_t tile_rows : tiles)
     for (const Plan::Split split : {Plan::Split::columns, Plan::Split::rows})
       for (const int chunk : {16, 32, 48, 64})
-        for (const bool prefetch : {true, false}) {
+        for (const int prefetch : {4, 16, Plan::kColumn, 0}) {
           if (split == Plan::Split::rows && rows < threads) continue;  // workers without rows
+          // In columns as short as that all distances are the same.
+          const int64_t height = tile_rows == 0 ? rows : tile_rows / layout::kSuperRows;
+          if (prefetch != Plan::kColumn && prefetch >= height) continue;
           const Plan plan{.split = split, .chunk = chunk, .prefetch = prefetch, .tile_rows = tile_rows};
-          if (plan != Plan{}) out.push_back(plan);
+          if (plan != out.front()) out.push_back(plan);
         }
   return out;
 }

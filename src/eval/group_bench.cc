@@ -114,7 +114,7 @@ double check_result(const kernels::WeightView& weight, const kernels::Activation
 }
 
 kernels::Plan BenchOptions::plan_of(std::span<const kernels::WeightView> parts) const {
-  kernels::Plan plan = plans == nullptr ? kernels::Plan{} : plans->of(parts);
+  kernels::Plan plan = plans == nullptr ? kernels::default_plan() : plans->of(parts);
   if (deterministic) plan.split = kernels::Plan::Split::rows;
   return plan;
 }

@@ -139,7 +139,7 @@ class Gemv {
     const Matrix& matrix = is_rows(kind) ? rows_ : zigzag_;
     const auto make_group = [&](const WeightView& view) {
       return kernels::make_cpu_linear_group({&view, 1}, pool_, kernels::Prepare::automatic,
-                                            plans == nullptr ? kernels::Plan{} : plans->of({&view, 1}));
+                                            plans == nullptr ? kernels::default_plan() : plans->of({&view, 1}));
     };
     std::shared_ptr<LinearGroup> group = make_group(matrix.view);
     if (group->prepared_bytes() == 0) group = make_group(copy_of(matrix));

@@ -3,16 +3,25 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "kernels/cpu/linear_kernel.h"
 #include "kernels/linear.h"
 #include "layout/zigzag.h"
 
 namespace lacuna::kernels {
+
+Plan default_plan() {
+  Plan plan;
+  if (cpu::prefetches_far()) plan.chunk = 64, plan.prefetch = 4;
+  return plan;
+}
 
 std::string_view name_of(Plan::Split split) { return split == Plan::Split::columns ? "columns" : "rows"; }
 
 void check_plan(const Plan& plan) {
   if (plan.chunk != 16 && plan.chunk != 32 && plan.chunk != 48 && plan.chunk != 64)
     throw Error("a plan with chunk = {}; it must be 16, 32, 48 or 64", plan.chunk);
+  if (plan.prefetch < 0 || plan.prefetch > Plan::kColumn)
+    throw Error("a plan with prefetch = {}; it must be 0 to {}", plan.prefetch, Plan::kColumn);
   if (plan.tile_rows < 0 || plan.tile_rows % layout::kSuperRows != 0)
     throw Error("a plan with tile_rows = {}; it must be 0 or a multiple of {}", plan.tile_rows, layout::kSuperRows);
   if (!(plan.dense_below >= 0 && plan.dense_below <= 1))
@@ -20,8 +29,10 @@ void check_plan(const Plan& plan) {
 }
 
 std::string describe(const Plan& plan) {
-  return fmt::format("{}, {} at a time, {}, {}", name_of(plan.split), plan.chunk,
-                     plan.prefetch ? "prefetch" : "no prefetch",
+  const std::string ahead = plan.prefetch == 0               ? "no prefetch"
+                            : plan.prefetch == Plan::kColumn ? "a column ahead"
+                                                             : fmt::format("{} superblocks ahead", plan.prefetch);
+  return fmt::format("{}, {} at a time, {}, {}", name_of(plan.split), plan.chunk, ahead,
                      plan.tile_rows == 0 ? "whole columns" : fmt::format("tiles of {} outputs", plan.tile_rows));
 }
 
@@ -41,7 +52,7 @@ std::string plan_key(std::span<const WeightView> parts) {
 
 Plan Plans::of(std::span<const WeightView> parts) const {
   const auto found = plans_.find(plan_key(parts));
-  return found == plans_.end() ? Plan{} : found->second;
+  return found == plans_.end() ? default_plan() : found->second;
 }
 
 }  // namespace lacuna::kernels

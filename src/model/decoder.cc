@@ -98,7 +98,7 @@ void Decoder::Impl::bind(const io::Checkpoint& checkpoint, const LoadOptions& op
   const bool gated = c.mlp == Mlp::swiglu;
   std::optional<Progress> progress;
   const auto plan_of = [&](std::span<const WeightView> parts) {
-    kernels::Plan plan = options.plans == nullptr ? kernels::Plan{} : options.plans->of(parts);
+    kernels::Plan plan = options.plans == nullptr ? kernels::default_plan() : options.plans->of(parts);
     if (options.deterministic) plan.split = kernels::Plan::Split::rows;
     return plan;
   };

@@ -80,8 +80,8 @@ TEST(Tune, StoresAProfileThatRunAndBenchUse) {
 TEST(Tune, ExplainPrintsEveryPlan) {
   const Folder folder;
   const std::string out = output_of(tune(folder, {"--explain", "-o", folder.dir.file("p.json")}), folder.run);
-  for (const char* words : {"columns, 16 at a time, prefetch", "columns, 64 at a time, no prefetch",
-                            "default: columns, 32", "25%", "65%", "skipping "})
+  for (const char* words : {"columns, 16 at a time, a column ahead", "columns, 64 at a time, no prefetch",
+                            "default: columns, ", "25%", "65%", "skipping "})
     EXPECT_NE(out.find(words), std::string::npos) << words << "\n" << out;
   EXPECT_FALSE(std::filesystem::exists(folder.dir.file("cache")));
 }

@@ -26,7 +26,7 @@ TEST(Plan, KeyNamesLayoutsAndShapes) {
 TEST(Plan, PlansReturnTheDefaultForWhatWasNotMeasured) {
   const WeightView q{"q", &layout::get(layout::Id::zz4_k), {512, 64}, {}};
   Plans plans;
-  EXPECT_EQ(plans.of({&q, 1}), Plan{});
+  EXPECT_EQ(plans.of({&q, 1}), default_plan());
   const Plan rows{.split = Plan::Split::rows, .chunk = 64};
   plans.set("zz4_k 512 x 64", rows);
   EXPECT_EQ(plans.of({&q, 1}), rows);
@@ -34,8 +34,11 @@ TEST(Plan, PlansReturnTheDefaultForWhatWasNotMeasured) {
 
 TEST(Plan, FieldsAreChecked) {
   check_plan({});
+  check_plan(default_plan());
   EXPECT_THROW(check_plan({.chunk = 20}), Error);
   EXPECT_THROW(check_plan({.chunk = 0}), Error);
+  EXPECT_THROW(check_plan({.prefetch = -1}), Error);
+  EXPECT_THROW(check_plan({.prefetch = 70000}), Error);
   EXPECT_THROW(check_plan({.tile_rows = 100}), Error);
   EXPECT_THROW(check_plan({.tile_rows = -256}), Error);
   EXPECT_THROW(check_plan({.dense_below = 1.5}), Error);
@@ -61,7 +64,7 @@ TEST(Plan, OfAPreparedGroupCanChangeButForItsTiles) {
     group.run({x.data(), 1, kShape.K}, {&out, 1});
     return y;
   };
-  const Plan rows{.split = Plan::Split::rows, .chunk = 16, .prefetch = false};
+  const Plan rows{.split = Plan::Split::rows, .chunk = 16, .prefetch = 0};
   const auto made = make_cpu_linear_group({&view, 1}, pool, Prepare::automatic, rows);
   const auto changed = make_cpu_linear_group({&view, 1}, pool);
   EXPECT_NE(run(*changed), run(*made)) << "other factors are rounded together";

@@ -327,7 +327,7 @@ TEST_P(ZigzagKernels, EveryPlan) {
     for (const Prepare prepare : {Prepare::automatic, Prepare::in_place})
       for (const auto split : {kernels::Plan::Split::columns, kernels::Plan::Split::rows})
         for (const int chunk : {16, 32, 48, 64})
-          for (const bool prefetch : {false, true})
+          for (const int prefetch : {0, 1, 3, kernels::Plan::kColumn})
             for (const int64_t tile_rows : {0, 256, 768, 4096}) {
               const kernels::Plan plan{split, chunk, prefetch, tile_rows, 0};
               SCOPED_TRACE(describe(plan));
@@ -348,7 +348,7 @@ TEST_P(ZigzagKernels, EveryPlan) {
               expect_close(b, x.data(), active, yb.data(), "b");
               expect_close(c, x.data(), active, yc.data(), "c");
               // Several tokens read the same prepared form.
-              if (chunk != 32 || !prefetch) continue;
+              if (chunk != 32 || prefetch != 3) continue;
               const int64_t M = cpu::kZigzagFewTokens + 1;
               std::vector<float> xs, many(size_t(M * N)), rest_b(size_t(M * 300)), rest_c(size_t(M * 520));
               for (int64_t m = 0; m < M; ++m) xs.insert(xs.end(), x.begin(), x.end());

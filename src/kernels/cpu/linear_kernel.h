@@ -127,6 +127,6 @@ const LinearTable& linear_table(Isa isa);
 /// make_cpu_linear_group on a given instruction set.
 std::unique_ptr<kernels::LinearGroup> make_linear_group(Isa isa, std::span<const kernels::WeightView> parts,
                                                         ThreadPool& pool, kernels::Prepare prepare,
-                                                        const kernels::Plan& plan = {});
+                                                        const kernels::Plan& plan = kernels::default_plan());
 
 }  // namespace lacuna::cpu

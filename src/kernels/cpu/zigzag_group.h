@@ -17,6 +17,6 @@ inline constexpr int64_t kZigzagFewTokens = 16;
 /// in_place reads the parts' own bytes, whatever plan.tile_rows says. Throws Error as make_cpu_linear_group does.
 std::unique_ptr<kernels::LinearGroup> make_zigzag_group(Isa isa, std::span<const kernels::WeightView> parts,
                                                         ThreadPool& pool, kernels::Prepare prepare,
-                                                        const kernels::Plan& plan = {});
+                                                        const kernels::Plan& plan = kernels::default_plan());
 
 }  // namespace lacuna::cpu

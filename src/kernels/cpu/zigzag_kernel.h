@@ -39,7 +39,7 @@ struct ZigzagArgs {
   const float* x = nullptr;          // [tokens, count] the inputs of these columns, rows x_step apart
   int64_t count = 0, tokens = 1, x_step = 0;
   int64_t chunk = 32;     // columns that share the rounding of their factors; a multiple of 4, up to kZigzagMostColumns
-  bool prefetch = true;   // of the next chunk
+  int64_t prefetch = 4;   // superblocks ahead (Plan::prefetch)
   float* y = nullptr;     // [tokens, rows, 256] added to; the order of outputs is the kernel's own, finish() undoes it
   float* mins = nullptr;  // [tokens, rows, kZigzagMins] added to
   int64_t y_step = 0, mins_step = 0;  // from a token to the next

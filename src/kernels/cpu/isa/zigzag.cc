@@ -6,12 +6,12 @@
 namespace lacuna::cpu::LACUNA_ISA {
 namespace {
 
-/// Cache lines of the next chunk's columns, asked for a few at a time between the arithmetic: a burst would fill the
-/// line buffers and stop the loads of this chunk.
+/// Cache lines of superblocks to come, asked for a few at a time between the arithmetic: a burst would fill the line
+/// buffers and stop the loads of this superblock.
 struct Ahead {
-  const uint8_t* column[kZigzagMostColumns];
-  int count = 0;
-  int64_t at = 0, end = 0;  // offsets of the lines still to ask for in each column
+  const uint8_t* const* column = nullptr;
+  int count = 0;            // of columns, whole groups of four
+  int64_t at = 0, end = 0;  // offsets of the lines in each column
   inline __attribute__((always_inline)) void quad(int q, int64_t line) const {
     const int64_t offset = at + 64 * line;
     if (offset >= end || 4 * q >= count) return;
@@ -147,24 +147,30 @@ LACUNA_INLINE void multiply_all(const Unpacked& from, int quads, const Rounded<L
 
 /// The columns of a chunk, where they are and which come next.
 struct Chunk {
-  const uint8_t* p[kZigzagMostColumns] = {};
+  const uint8_t* p[kZigzagMostColumns] = {};  // this superblock of each
   Ahead ahead;
   int64_t columns = 0;
   int quads = 0;
+  const uint8_t* first[kZigzagMostColumns];  // superblocks of this chunk's columns
+  const uint8_t* next[kZigzagMostColumns];   // of the next one's
+  int next_columns = 0;                      // whole groups of four
+  int64_t rows = 0, distance = 0;
 
-  inline __attribute__((always_inline)) void take(const ZigzagArgs& a, int64_t first) {
+  inline __attribute__((always_inline)) void take(const ZigzagArgs& a, int64_t at) {
     const auto* base = reinterpret_cast<const uint8_t*>(a.run.base);
-    const int64_t left = a.count - first;
+    const int64_t left = a.count - at;
     columns = left < a.chunk ? left : a.chunk;
     quads = int((columns + 3) / 4);
     for (int c = 0; c < 4 * quads; ++c)  // the last group is filled up with the last column
-      p[c] = base + int64_t{a.columns[first + (c < columns ? c : columns - 1)]} * a.run.stride;
-    ahead.count = 0;
-    if (a.prefetch && left > a.chunk) {
+      p[c] = first[c] = base + int64_t{a.columns[at + (c < columns ? c : columns - 1)]} * a.run.stride;
+    rows = a.run.rows;
+    distance = a.prefetch < rows ? a.prefetch : rows;
+    next_columns = 0;
+    if (distance > 0 && left > a.chunk) {
       const int64_t more = left - a.chunk < a.chunk ? left - a.chunk : a.chunk;
-      ahead.count = int(more + 3) / 4 * 4;
-      for (int c = 0; c < ahead.count; ++c)
-        ahead.column[c] = base + int64_t{a.columns[first + a.chunk + (c < more ? c : more - 1)]} * a.run.stride;
+      next_columns = int(more + 3) / 4 * 4;
+      for (int c = 0; c < next_columns; ++c)
+        next[c] = base + int64_t{a.columns[at + a.chunk + (c < more ? c : more - 1)]} * a.run.stride;
     }
   }
   /// The inputs of these columns; zeros for what fills the last group up.
@@ -172,8 +178,13 @@ struct Chunk {
     for (int c = 0; c < 4 * quads; ++c) x[c] = c < columns ? from[c] : 0;
   }
   inline __attribute__((always_inline)) void row(int64_t r, int64_t bytes) {
-    ahead.at = (r * bytes + 63) & ~int64_t{63};
-    ahead.end = (r + 1) * bytes;
+    int64_t to = r + distance;
+    const bool same = to < rows;
+    if (!same) to -= rows;
+    ahead.column = same ? first : next;
+    ahead.count = distance == 0 ? 0 : same ? 4 * quads : next_columns;
+    ahead.at = (to * bytes + 63) & ~int64_t{63};
+    ahead.end = (to + 1) * bytes;
   }
   inline __attribute__((always_inline)) void next_row(int64_t bytes) {
     for (int c = 0; c < 4 * quads; ++c) p[c] += bytes;
