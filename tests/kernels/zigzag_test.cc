@@ -61,6 +61,7 @@ struct Weight {
   std::vector<std::byte> bytes;
   std::vector<float> bias, decoded;  // [N], [N, K]
   std::vector<float> s, m;           // [K, super rows * 256]
+  std::vector<float> d, dmin;        // [K, super rows], what six-bit scales and minima are numbers of
   WeightView view;
 };
 
@@ -101,8 +102,20 @@ Weight random_weight(Id id, int64_t N, int64_t K, int64_t tile_rows, uint64_t se
   const int64_t rows = layout::super_rows(N);
   w.s.resize(size_t(K * rows * 256));
   w.m.resize(w.s.size());
+  const bool six_bit = id == Id::zz4_k || id == Id::zz5_k;
+  if (six_bit) {
+    w.d.resize(size_t(K * rows));
+    w.dmin.resize(w.d.size());
+  }
+  const layout::ZigzagMap map(shape, params);
   for (int64_t k = 0; k < K; ++k) {
     for (int64_t r = 0; r < rows; ++r) {
+      if (six_bit) {
+        f16 both[2];
+        std::memcpy(both, &w.bytes[size_t(map.index(r, k) * l.block_bytes)], 4);
+        w.d[size_t(k * rows + r)] = to_float(both[0]);
+        w.dmin[size_t(k * rows + r)] = to_float(both[1]);
+      }
       float low[256], high[256];
       layout::decode_zigzag_superblock(l, shape, params, zeros, r, k, low);
       layout::decode_zigzag_superblock(l, shape, params, ones, r, k, high);
@@ -125,14 +138,17 @@ std::vector<float> random_inputs(int64_t count, uint64_t seed) {
 }
 
 /// One token. Each factor x * s is off by at most half a step, the largest of the block's factors / 32512 (kernels take
-/// the largest of 32 columns, which is no more), times a code; and float sums round.
+/// the largest of 32 columns, which is no more), times a code; and float sums round. Where scales are six-bit numbers
+/// of d, a kernel may round x * d against its largest / 32767 instead and its product with a number / 64 again: by one
+/// step of 64 times that at most; and x * dmin, by half a step of the largest / 32512, of which a minimum is up to 63
+/// times.
 void expect_close(const Weight& w, const float* x, const std::vector<int32_t>& active, const float* y,
                   const std::string& what) {
   const auto [N, K] = w.view.shape;
   const int max_code = code_bytes(w.view.layout->id).max_code;
   const int64_t rows = layout::super_rows(N);
   for (int64_t n = 0; n < N; ++n) {
-    double sum = w.bias.empty() ? 0 : w.bias[size_t(n)], size = std::fabs(sum), largest = 0;
+    double sum = w.bias.empty() ? 0 : w.bias[size_t(n)], size = std::fabs(sum), largest = 0, unit = 0, min_unit = 0;
     for (const int32_t k : active) {
       const size_t at = size_t(int64_t{k} * rows * 256 + n);
       sum += double(x[k]) * w.decoded[size_t(n * K + k)];
@@ -140,7 +156,16 @@ void expect_close(const Weight& w, const float* x, const std::vector<int32_t>& a
       largest = std::max(largest, std::fabs(double(x[k]) * w.s[at]));
     }
     const double count = double(active.size());
-    const double bound = count * max_code * largest / 32512 * 0.5 * 1.001 + size * 0x1p-24 * (count / 4 + 32) + 1e-30;
+    if (!w.d.empty()) {
+      for (const int32_t k : active) {
+        const size_t at = size_t(int64_t{k} * rows + n / 256);
+        unit = std::max(unit, std::fabs(double(x[k]) * w.d[at]));
+        min_unit = std::max(min_unit, std::fabs(double(x[k]) * w.dmin[at]));
+      }
+    }
+    const double rounding =
+        std::max(0.5 * max_code * largest / 32512, max_code * 64 * unit / 32767 + 0.5 * 63 * min_unit / 32512);
+    const double bound = count * rounding * 1.001 + size * 0x1p-24 * (count / 4 + 32) + 1e-30;
     ASSERT_NEAR(y[n], sum, bound) << what << ", output " << n;
   }
 }

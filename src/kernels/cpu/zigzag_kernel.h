@@ -5,7 +5,8 @@
 // multiplies them with four factors x * scale. The factors of a chunk of columns are rounded to 16 bits against their
 // largest in each block of outputs and split into two bytes; the integer sums of a chunk go into float accumulators.
 // Minima need no codes: sums of x * min are kept for each block of outputs. Tokens after the first use the codes that
-// the first one unpacked.
+// the first one unpacked. Where scales are six-bit numbers times a float d of the superblock, and dot products of bytes
+// are an instruction, x * d is rounded instead of x * scale, and its products with the numbers are integers.
 //
 // Many tokens: 256 outputs at a time become int8 panels with one scale per 32 inputs of an output, which the q8_0
 // kernels multiply.

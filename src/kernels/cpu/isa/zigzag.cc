@@ -1,4 +1,6 @@
 // src/kernels/cpu/isa/zigzag.cc - kernels of the zigzag layouts; zigzag_kernel.h says how they work.
+#include <type_traits>
+
 #include "kernels/cpu/isa/zigzag_panels.h"
 #include "kernels/cpu/isa/zigzag_round.h"
 #include "kernels/cpu/zigzag_kernel.h"
@@ -49,7 +51,7 @@ struct FromColumns {
   }
 };
 /// Half a superblock row of a chunk: two groups of 64 outputs. y: [256] in the kernel's order: vector 4 group + j.
-template <class L, int kPass, class Codes>
+template <class L, class Places, int kPass, class Codes>
 LACUNA_INLINE void multiply(const Codes& from, int quads, const Rounded<L>& a, const Ahead& ahead, float* y) {
   I32x16 high[2][4], low[2][4];
   for (int g = 0; g < 2; ++g)
@@ -59,8 +61,11 @@ LACUNA_INLINE void multiply(const Codes& from, int quads, const Rounded<L>& a, c
     Codes::template get<kPass>(from, q, codes);
     ahead.quad(q, 1 + kPass);
     if constexpr (L::kBytes > 192) ahead.quad(q, 3 + kPass);
-    const I32x16 high0 = factors_of<L, 2 * kPass, 0>(a.bytes[q]), high1 = factors_of<L, 2 * kPass + 1, 0>(a.bytes[q]);
-    const I32x16 low0 = factors_of<L, 2 * kPass, 1>(a.bytes[q]), low1 = factors_of<L, 2 * kPass + 1, 1>(a.bytes[q]);
+    const int32_t* bytes = a.bytes[q];
+    const I32x16 high0 = factors_of<L, Places, 2 * kPass, 0>(bytes);
+    const I32x16 high1 = factors_of<L, Places, 2 * kPass + 1, 0>(bytes);
+    const I32x16 low0 = factors_of<L, Places, 2 * kPass, 1>(bytes);
+    const I32x16 low1 = factors_of<L, Places, 2 * kPass + 1, 1>(bytes);
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       for (int i = 0; i < kRegs; ++i) {
@@ -85,8 +90,8 @@ LACUNA_INLINE void multiply(const Codes& from, int quads, const Rounded<L>& a, c
 
 template <class L>
 LACUNA_INLINE void multiply_all(const Unpacked& from, int quads, const Rounded<L>& a, float* y) {
-  multiply<L, 0>(from, quads, a, Ahead{}, y);
-  multiply<L, 1>(from, quads, a, Ahead{}, y);
+  multiply<L, PackedPlaces, 0>(from, quads, a, Ahead{}, y);
+  multiply<L, PackedPlaces, 1>(from, quads, a, Ahead{}, y);
 }
 
 #else
@@ -123,8 +128,8 @@ template <class L, int kGroup>
 LACUNA_INLINE void multiply_group(const Unpacked& from, int quads, const Rounded<L>& a, float* y) {
   I32x16 factors[kQuads][2];  // planes
   for (int q = 0; q < quads; ++q) {
-    factors[q][0] = factors_of<L, kGroup, 0>(a.bytes[q]);
-    factors[q][1] = factors_of<L, kGroup, 1>(a.bytes[q]);
+    factors[q][0] = factors_of<L, PackedPlaces, kGroup, 0>(a.bytes[q]);
+    factors[q][1] = factors_of<L, PackedPlaces, kGroup, 1>(a.bytes[q]);
   }
   const F32x16 step = steps_of<L, kGroup>(a.step);
   for (int j = 0; j < 4; ++j) {
@@ -192,24 +197,53 @@ struct Chunk {
 };
 
 #if defined(__AVX512VNNI__)
+
+/// How a superblock row's factors come from its columns' headers, four columns at a time, and the inputs.
+template <class L>
+struct FloatFactors {
+  using Places = PackedPlaces;
+  alignas(64) float factor[kZigzagMostColumns * L::kBlocks];
+  inline __attribute__((always_inline)) void unpack(const uint8_t* const p[4], const float* x, int q, float* mins) {
+    factors4<L>(p, x, factor + q * 4 * L::kBlocks, mins);
+  }
+  inline __attribute__((always_inline)) void factors(const float*, int quads, Rounded<L>& out, float*) const {
+    round_factors<L>(factor, quads, out);
+  }
+};
+template <class L>
+struct IntegerFactors {
+  using Places = OrderedPlaces;
+  SixBitRow row;
+  inline __attribute__((always_inline)) void unpack(const uint8_t* const p[4], const float*, int q, float*) {
+    row.unpack(p, q);
+  }
+  inline __attribute__((always_inline)) void factors(const float* x, int quads, Rounded<L>& out, float* mins) {
+    row.round_inputs(x, quads);
+    row.factors(quads, out, mins);
+  }
+};
+
 template <class L>
 void accumulate_one(const ZigzagArgs& a) {
   Chunk chunk;
   alignas(64) float x[kZigzagMostColumns];
-  alignas(64) float factor[kZigzagMostColumns * L::kBlocks];
+  std::conditional_t<L::kSixBit, IntegerFactors<L>, FloatFactors<L>> numbers;
+  using Places = typename decltype(numbers)::Places;
   Rounded<L> rounded = {};
   for (int64_t first = 0; first < a.count; first += a.chunk) {
     chunk.take(a, first);
     chunk.inputs(a.x + first, x);
     for (int64_t r = 0; r < a.run.rows; ++r) {
       chunk.row(r, L::kBytes);
+      float* mins = a.mins + r * kZigzagMins;
       for (int q = 0; q < chunk.quads; ++q) {
-        factors4<L>(chunk.p + 4 * q, x + 4 * q, factor + q * 4 * L::kBlocks, a.mins + r * kZigzagMins);
+        numbers.unpack(chunk.p + 4 * q, x + 4 * q, q, mins);
         chunk.ahead.quad(q, 0);
       }
-      round_factors<L>(factor, chunk.quads, rounded);
-      multiply<L, 0>(FromColumns<L>{chunk.p}, chunk.quads, rounded, chunk.ahead, a.y + 256 * r);
-      multiply<L, 1>(FromColumns<L>{chunk.p}, chunk.quads, rounded, chunk.ahead, a.y + 256 * r);
+      numbers.factors(x, chunk.quads, rounded, mins);
+      const FromColumns<L> codes{chunk.p};
+      multiply<L, Places, 0>(codes, chunk.quads, rounded, chunk.ahead, a.y + 256 * r);
+      multiply<L, Places, 1>(codes, chunk.quads, rounded, chunk.ahead, a.y + 256 * r);
       chunk.next_row(L::kBytes);
     }
   }

@@ -113,10 +113,11 @@ LACUNA_INLINE U32x16 shift_halves(const U32x16& v, int a, int b) {
 }
 
 /// Two of the four groups at a time: pass 0 gives groups 0 and 1, pass 1 groups 2 and 3. Raw codes of the second group
-/// are kRawScale times the codes, which saves a shift.
+/// are kRawScale times the codes, which saves a shift. kSixBit: scales and minima are six-bit numbers.
 struct Zz4K {
   static constexpr layout::Id kId = layout::Id::zz4_k;
   static constexpr int kBytes = 144, kBlocks = 8, kMaxCode = 15;
+  static constexpr bool kSixBit = true;
   static constexpr int kRawScale = 16;
   static constexpr int out(int group, int l) {
     return 128 * (group / 2) + 64 * (l / 2) + 32 * (group % 2) + 16 * (l % 2);
@@ -145,6 +146,7 @@ struct Zz4K {
 struct Zz5K {
   static constexpr layout::Id kId = layout::Id::zz5_k;
   static constexpr int kBytes = 176, kBlocks = 8, kMaxCode = 31;
+  static constexpr bool kSixBit = true;
   static constexpr int kRawScale = 1;
   static constexpr int out(int group, int l) { return Zz4K::out(group, l); }
   template <int kPass, bool>
@@ -164,6 +166,7 @@ struct Zz5K {
 struct Zz6K {
   static constexpr layout::Id kId = layout::Id::zz6_k;
   static constexpr int kBytes = 210, kBlocks = 16, kMaxCode = 63;
+  static constexpr bool kSixBit = false;
   static constexpr int kRawScale = 1;
   static constexpr int out(int group, int l) { return 64 * group + 16 * l; }
   template <int kPass, bool>
@@ -192,6 +195,7 @@ struct Zz6K {
 struct Zz2K {
   static constexpr layout::Id kId = layout::Id::zz2_k;
   static constexpr int kBytes = 84, kBlocks = 16, kMaxCode = 3;
+  static constexpr bool kSixBit = false;
   static constexpr int kRawScale = 1;
   static constexpr int out(int group, int l) { return 128 * (l / 2) + 32 * group + 16 * (l % 2); }
   template <int kPass, bool>
@@ -217,6 +221,7 @@ struct Zz2K {
 struct Zz3K {
   static constexpr layout::Id kId = layout::Id::zz3_k;
   static constexpr int kBytes = 110, kBlocks = 16, kMaxCode = 7;
+  static constexpr bool kSixBit = false;
   static constexpr int kRawScale = 1;
   static constexpr int out(int group, int l) { return Zz2K::out(group, l); }
   template <int kPass, bool>
@@ -247,6 +252,7 @@ struct Zz3K {
 struct Zz8 {
   static constexpr layout::Id kId = layout::Id::zz8;
   static constexpr int kBytes = 272, kBlocks = 8, kMaxCode = 255;
+  static constexpr bool kSixBit = false;
   static constexpr int kRawScale = 1;
   static constexpr int out(int group, int l) { return 64 * group + 16 * l; }
   template <int kPass, bool>
@@ -343,8 +349,9 @@ LACUNA_INLINE void scales4(const uint8_t* const p[4], int offset, const float* x
   dmin = repeat4(_mm_mul_ps(_mm256_extractf128_ps(values, 1), inputs));
 }
 
-LACUNA_INLINE void six_bit_factors(const uint8_t* const p[4], const float* x, float* factor, float* mins) {
-  const __m512i head = load_lanes(p, 0);  // d dmin | u0 | u1 | u2
+/// Six-bit numbers of four columns whose headers lie in the lanes of `head` (d dmin | u0 | u1 | u2): [16, 4] bytes,
+/// eight blocks' scales and then their minima.
+LACUNA_INLINE __m512i six_bit_numbers(__m512i head) {
   const __m512i first = _mm512_maskz_shuffle_epi32(__mmask16(0xffff), head, _MM_PERM_ENUM(_MM_SHUFFLE(3, 2, 3, 1)));
   const __m512i top = _mm512_maskz_shuffle_epi32(__mmask16(0xffff), head, _MM_PERM_ENUM(_MM_SHUFFLE(2, 0, 1, 0)));
   const __m512i low = _mm512_maskz_and_epi32(
@@ -352,7 +359,10 @@ LACUNA_INLINE void six_bit_factors(const uint8_t* const p[4], const float* x, fl
       _mm512_set4_epi32(0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f));
   const __m512i high = _mm512_maskz_and_epi32(__mmask16(0xffff), _mm512_maskz_srli_epi32(__mmask16(0xffff), top, 2),
                                               _mm512_set4_epi32(0x30303030, 0, 0x30303030, 0));
-  const __m512i bytes = blocks_first(_mm512_or_si512(low, high));
+  return blocks_first(_mm512_or_si512(low, high));
+}
+LACUNA_INLINE void six_bit_factors(const uint8_t* const p[4], const float* x, float* factor, float* mins) {
+  const __m512i bytes = six_bit_numbers(load_lanes(p, 0));
   __m512 d, dmin;
   scales4(p, 0, x, d, dmin);
   _mm512_storeu_ps(factor, _mm512_mul_ps(unsigned_lane<0>(bytes), d));
