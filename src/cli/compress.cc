@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "cli/command.h"
+#include "compress/device.h"
 #include "compress/walk.h"
 #include "core/error.h"
 #include "core/say.h"
@@ -26,6 +27,7 @@ struct Options : Common {
   int64_t group_size = 128;
   compress::SampleOptions samples;
   bool hidden_on_disk = false, keep_work = false;
+  int gpu = 0;
 };
 
 int64_t parse_count(std::string_view text, const std::string& whole) {
@@ -79,7 +81,6 @@ std::vector<std::string> method_names() {
 }
 
 int compress(const Options& options) {
-  check_common(options);
   check_out("-o", options.out);
   compress::WalkOptions wanted;
   wanted.method = options.method;
@@ -92,6 +93,7 @@ int compress(const Options& options) {
   wanted.hidden_on_disk = options.hidden_on_disk;
   wanted.threads = options.threads;
   compress::check(wanted);  // before anything is loaded
+  if (options.device == "cuda") wanted.device = compress::cuda_device(options.gpu);
 
   const io::Checkpoint source = io::Checkpoint::open(options.model);
   if (std::error_code unknown; std::filesystem::equivalent(options.model, options.out, unknown))
@@ -237,8 +239,16 @@ Action add_compress(CLI::App& program) {
   command->add_flag("--keep-work", options->keep_work, "leave that folder where it is");
   command->add_flag("--hidden-on-disk", options->hidden_on_disk,
                     "keep the text's hidden states in the work folder, not in memory");
+  command->add_option("--gpu", options->gpu, "number of the CUDA device that solves")
+      ->check(CLI::Range(0, 127))
+      ->capture_default_str()
+      ->type_name("N")
+      ->group("CUDA");
   add_common(*command, *options);
-  return [options] { return compress(*options); };
+  return [options, command] {
+    if (options->device != "cuda") refuse_given(*command, {"--gpu"}, "--device cuda");
+    return compress(*options);
+  };
 }
 
 }  // namespace lacuna::cli

@@ -9,10 +9,10 @@ namespace {
 
 /// Adds x^T x to sum, in blocks of rows from the diagonal to the right: the rest follows from symmetry.
 void add_half_of_moment(const at::Tensor& x, at::Tensor& sum) {
-  constexpr int64_t kBlock = 128;
+  const int64_t block = x.is_cpu() ? 128 : 1024;  // few large products fill a GPU
   const int64_t K = x.size(1);
-  for (int64_t first = 0; first < K; first += kBlock) {
-    const int64_t rows = std::min(kBlock, K - first);
+  for (int64_t first = 0; first < K; first += block) {
+    const int64_t rows = std::min(block, K - first);
     const at::Tensor right = x.narrow(1, first, K - first);
     sum.narrow(0, first, rows).narrow(1, first, K - first).add_(at::mm(x.narrow(1, first, rows).t(), right));
   }

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "compress/device.h"
 #include "core/error.h"
 #include "core/rng.h"
 #include "layout/layout.h"
@@ -168,6 +169,43 @@ TEST(Walk, InputsDecideWhatLaterLayersSee) {
   const WalkReport dense = compress_to(checkpoint, options, folder.file("b.gguf"));
   EXPECT_EQ(compressed.matrices[0].loss, dense.matrices[0].loss);  // the first layer's inputs are the same
   EXPECT_NE(compressed.matrices.back().loss, dense.matrices.back().loss);
+}
+
+TEST(Walk, OnCudaAsGoodAsOnTheCpuAndTheSameFileAgain) {
+  if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no CUDA device, or a LibTorch without CUDA";
+  for (const std::string& name : kModels) {
+    for (const char* method : {"awp", "awp+"}) {
+      SCOPED_TRACE(name + ", " + method);
+      const test::TempDir folder;
+      const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture(name));
+      auto options = options_for(folder.file("cpu"), method, 4, 0.5);
+      const WalkReport host = compress_to(checkpoint, options, folder.file("cpu.gguf"));
+      options.device = cuda_device(0);
+      options.work_folder = folder.file("a");
+      const WalkReport device = compress_to(checkpoint, options, folder.file("a.gguf"));
+      options.work_folder = folder.file("b");
+      compress_to(checkpoint, options, folder.file("b.gguf"));
+      EXPECT_EQ(test::read_text(folder.file("a.gguf")), test::read_text(folder.file("b.gguf")));
+      ASSERT_EQ(host.matrices.size(), device.matrices.size());
+      double lost_there = 0, lost_here = 0;
+      for (size_t i = 0; i < host.matrices.size(); ++i) {
+        EXPECT_EQ(host.matrices[i].name, device.matrices[i].name);
+        EXPECT_EQ(host.matrices[i].bytes, device.matrices[i].bytes);
+        lost_here += host.matrices[i].loss;
+        lost_there += device.matrices[i].loss;
+      }
+      EXPECT_NEAR(lost_there, lost_here, 0.05 * lost_here);
+    }
+  }
+}
+
+TEST(Walk, WithoutCudaTheErrorSaysWhatIsMissing) {
+  try {
+    cuda_device(at::globalContext().hasCUDA() ? 100 : 0);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr(at::globalContext().hasCUDA() ? "--gpu 100: " : "LACUNA_TORCH"));
+  }
 }
 
 TEST(Walk, RefusesAnotherRunsFolder) {
