@@ -16,6 +16,8 @@ if(NOT compress_wanted STREQUAL "OFF")
       message(FATAL_ERROR "LACUNA_TORCH is '${LACUNA_TORCH}', but ${LACUNA_TORCH}/include/ATen/ATen.h is not there")
     endif()
     target_include_directories(lacuna_torch SYSTEM INTERFACE ${LACUNA_TORCH}/include ${LACUNA_TORCH}/include/torch/csrc/api/include)
+    # A PyTorch's libtorch.so exports parts of std::filesystem of its own that do not work outside it: the system's comes first.
+    target_link_libraries(lacuna_torch INTERFACE stdc++)
     # libtorch_cuda registers the CUDA operators when it is loaded; nothing refers to it by name.
     target_link_options(lacuna_torch INTERFACE -Wl,-rpath,${LACUNA_TORCH}/lib -Wl,--no-as-needed)
     foreach(library torch torch_cpu torch_cuda c10 c10_cuda)

@@ -1,5 +1,7 @@
 #include "compress/net.h"
 
+#include <c10/core/GradMode.h>
+
 #include <cmath>
 #include <vector>
 
@@ -132,7 +134,7 @@ at::Tensor Net::attend(const Layer& layer, const at::Tensor& q, const at::Tensor
     queries = rotate(queries, cos, sin);
     keys = rotate(keys, cos, sin);
   }
-  if (pool_ != nullptr && device_.is_cpu() && !at::GradMode::is_enabled())
+  if (pool_ != nullptr && device_.is_cpu() && !c10::GradMode::is_enabled())
     return attend_with_kernels(queries, keys, values);
   const int64_t shared = config_.n_heads / config_.n_kv_heads;
   // [windows, n_kv_heads, heads that share a key, tokens, d]

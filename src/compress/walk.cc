@@ -1,6 +1,7 @@
 #include "compress/walk.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 #include <dlfcn.h>
 
 #include <chrono>
@@ -263,7 +264,7 @@ std::string layer_path(const std::string& work_folder, int64_t layer) {
 WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, const Samples& samples,
                 const WalkOptions& options, const std::function<void(const MatrixReport&)>& on_matrix) {
   const auto start = Clock::now();
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   check(options);
   const layout::Layout& layout = chosen_layout(options);
   use_threads(options.threads);

@@ -1,5 +1,7 @@
 #include "solver/solve.h"
 
+#include <c10/core/GradMode.h>
+
 #include <cmath>
 #include <string>
 
@@ -72,7 +74,7 @@ const Method& method(std::string_view name) {
 }
 
 Solution solve(std::string_view name, const Problem& problem) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const Method& chosen = method(name);
   const InRange scaled = checked(chosen, problem);
   Solution solution = chosen.run(scaled.problem);
@@ -81,7 +83,7 @@ Solution solve(std::string_view name, const Problem& problem) {
 }
 
 at::Tensor input_scale(const Method& method, const Problem& problem) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   return method.input_scale(checked(method, problem).problem);
 }
 

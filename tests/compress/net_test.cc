@@ -1,6 +1,7 @@
 // Every family against transformers' logits, from the Hugging Face folder and from the GGUF file.
 #include "compress/net.h"
 
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -91,7 +92,7 @@ TEST_P(NetFixture, WindowsDoNotSeeEachOther) {
 TEST_P(NetFixture, TheRuntimesAttentionGivesTheSame) {
   const Truth truth = read_truth(GetParam().name);
   const io::Checkpoint checkpoint = io::Checkpoint::open(GetParam().path);
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   ThreadPool pool(2);
   const Net net(checkpoint, at::kCPU, &pool);
   at::Tensor hidden = net.embed(at::cat({truth.ids.flip({1}), truth.ids}, 0));
