@@ -2,8 +2,9 @@
 """Perplexity of a model after every method of the compressor: the AWP paper's tables on a model at hand.
 
 Tables: pruning (50 to 90%), quantization (INT4, INT3, INT2), joint (25, 50, 75% with INT4, and INT2 beside the last at the same stored bits).
-Every row compresses the model with `lacuna compress`, then runs `lacuna perplexity` (protocol hf) on each text. The dense model's row
-comes first; with --dense a run whose dense perplexity is off by more than 0.5% is refused. Rows that the output file already has, made by
+Every row compresses the model with `lacuna compress`, then runs `lacuna perplexity` (protocol hf) on each text. With --device cuda both
+run on the GPU; what they score is then the same values as float32 rows, since packed layouts of dropped weights run on the CPU so far.
+Several runs may fill one file's tables at once with --output of their own and be joined by --join. The dense model's row comes first; with --dense a run whose dense perplexity is off by more than 0.5% is refused. Rows that the output file already has, made by
 the same commit, are kept: a run that was stopped goes on, with more tables or columns where they are asked for. A method that takes longer
 than --limit is stopped, and its row says so. Standard library only.
 """
@@ -13,6 +14,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench_peers import ROOT, Failure, commit, device, json_lines, note, portable_command, run, write_json  # noqa: E402
+from bench_peers import ROOT, Failure, device, json_lines, note, portable_command, run, write_json  # noqa: E402
 
 PRUNING = ["magnitude", "wanda", "sparsegpt", "awp", "awp+"]
 QUANTIZATION = ["rtn", "gptq", "awq", "awp", "awp+"]
@@ -45,10 +47,26 @@ PATTERNS = {"magnitude": ["--pattern", "unstructured"], "sparsegpt": ["--pattern
 METHODS = {"pruning": PRUNING, "2:4": PATTERN, "quantization": QUANTIZATION, "joint": JOINT}
 
 
-def perplexity(binary: str, model: Path, text: Path, ctx: int, chunks: int, threads: int) -> dict:
-    command = [binary, "perplexity", str(model), "-f", str(text), "--protocol", "hf", "--ctx", str(ctx), "--threads", str(threads), "--json"]
-    if chunks:
-        command += ["--chunks", str(chunks)]
+def built_from(binary: str) -> str:
+    """The commit that the program was built from: where it runs, there may be no repository."""
+    found = re.search(r"^commit +(\S+)", run([binary, "--version"]).stdout, re.MULTILINE)
+    if not found:
+        raise Failure(f"{binary} --version names no commit")
+    return found.group(1)
+
+
+def gpu() -> tuple[str, str]:
+    """Name and driver of the first GPU."""
+    line = run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]).stdout.splitlines()[0]
+    name, driver = (part.strip() for part in line.split(","))
+    return name, driver
+
+
+def perplexity(binary: str, model: Path, text: Path, a: argparse.Namespace) -> dict:
+    command = [binary, "perplexity", str(model), "-f", str(text), "--protocol", "hf", "--ctx", str(a.ctx), "--threads", str(a.threads),
+               "--device", a.device, "--json"]
+    if a.chunks:
+        command += ["--chunks", str(a.chunks)]
     row = json_lines(run(command).stdout, command)[-1]
     return {key: row[key] for key in ("ppl", "stderr", "tokens", "text_sha256")}
 
@@ -78,12 +96,15 @@ def main() -> int:
     parser.add_argument("--chunks", type=int, default=0, help="windows of each text; 0: all")
     parser.add_argument("--dense", action="append", default=[], metavar="NAME=PPL", help="what the dense model must give on a text")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where to compress and to score (%(default)s)")
+    parser.add_argument("--join", type=Path, action="append", default=[], help="rows of another run's output; may be repeated")
     parser.add_argument("--output", type=Path, required=True)
     a = parser.parse_args()
     texts = dict(entry.split("=", 1) for entry in a.text)
     expected = {name: float(ppl) for name, ppl in (entry.split("=", 1) for entry in a.dense)}
 
-    made_from = commit()  # now: files may be edited while this runs
+    made_from = built_from(a.lacuna)
+    card, driver = gpu() if a.device == "cuda" else ("", "none")
     kept = {"rows": []}
     if a.output.is_file():
         kept = json.loads(a.output.read_text())
@@ -91,15 +112,26 @@ def main() -> int:
             note(f"{a.output}: made from another commit; its rows are made anew")
             kept = {"rows": []}
     rows: list[dict] = kept["rows"]
+    for path in a.join:
+        other = json.loads(path.read_text())
+        if other["commit"] != made_from:
+            raise Failure(f"{path}: made from commit {other['commit']}, this program from {made_from}")
+        rows += [row for row in other["rows"] if row["key"] not in {r["key"] for r in rows}]
     found = {row["key"]: row for row in rows}
 
     def save() -> None:
         write_json(a.output, {"command": portable_command(shlex.join(["scripts/compress_tables.py", *sys.argv[1:]])), "commit": made_from,
-                              "date": datetime.date.today().isoformat(), "device": f"{device()}, {a.threads} threads", "driver": "none",
+                              "date": datetime.date.today().isoformat(), "device": f"{card}; {device()}, {a.threads} threads" if card else f"{device()}, {a.threads} threads",
+                              "driver": driver,
                               "rows": rows})
 
     def scored(model: Path) -> dict:
-        return {name: perplexity(a.lacuna, model, Path(text), a.ctx, a.chunks, a.threads) for name, text in texts.items()}
+        if a.device == "cpu":
+            return {name: perplexity(a.lacuna, model, Path(text), a) for name, text in texts.items()}
+        with tempfile.TemporaryDirectory(prefix="lacuna-rows-") as folder:
+            rows_of = Path(folder) / "f32.gguf"
+            run([a.lacuna, "quantize", str(model), "--layout", "f32", "-o", str(rows_of), "--threads", str(a.threads)])
+            return {name: perplexity(a.lacuna, rows_of, Path(text), a) for name, text in texts.items()}
 
     def add(key: str, make) -> dict:
         if key not in found:
@@ -120,7 +152,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="lacuna-compress-") as folder:
             out = Path(folder) / "model.gguf"
             command = [a.lacuna, "compress", str(a.model), "-o", str(out), "--calib", str(a.calib), "--method", method, *flags,
-                       "--samples", str(a.samples), "--seq-len", str(a.seq_len), "--inputs", a.inputs, "--threads", str(a.threads), "--json"]
+                       "--samples", str(a.samples), "--seq-len", str(a.seq_len), "--inputs", a.inputs, "--threads", str(a.threads),
+                       "--device", a.device, "--json"]
             try:
                 process = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=a.limit, check=False)
             except subprocess.TimeoutExpired:

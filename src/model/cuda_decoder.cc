@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <deque>
 #include <functional>
@@ -968,7 +969,8 @@ int32_t CudaDecoder::next(std::span<const int32_t> ids, Sampler& sampler) {
     return true;
   };
   const std::span<const int32_t> penalized = sampler.penalized();
-  at_least(d.penalized, int64_t(penalized.size_bytes()), "penalized tokens");
+  if (!penalized.empty())  // their number grows with every token: few allocations
+    at_least(d.penalized, int64_t(std::bit_ceil(penalized.size_bytes())), "penalized tokens");
   at_least(d.candidates, (k + 1) * int64_t(sizeof(cuda::TopKCandidate)), "candidates");
   if (at_least(d.candidates_workspace, cuda::top_k_workspace_bytes(N, k), "choice of candidates"))
     d.candidates_workspace.upload(std::as_bytes(std::span(&cuda::kNoBadValue, 1)));

@@ -11,16 +11,6 @@
 namespace lacuna::solver {
 namespace {
 
-struct RoundingOnSupport {
-  SweepGrid& grid;
-  at::Tensor keep_t;  // [K, N] or undefined
-  void begin(int64_t k, const at::Tensor& Wt) { grid.begin(k, Wt, keep_t); }
-  void column(int64_t k, const at::Tensor& w, at::Tensor& q) {
-    grid.column(k, w, q);
-    if (keep_t.defined()) q.mul_(keep_t.select(0, k));
-  }
-};
-
 at::Tensor row_losses(const at::Tensor& W, const at::Tensor& theta, const at::Tensor& C) {
   const at::Tensor difference = W - theta;
   return (difference.matmul(C) * difference).sum(1, true);
@@ -53,10 +43,8 @@ Rounded sweep(const Problem& problem, const Factor& factor, const at::Tensor& we
   // 1 / U_kk^2: what a squared error of column k costs once the columns right of it have made up for it.
   const at::Tensor importance = factor.U.diagonal().square().reciprocal();
   SweepGrid grid(weight.size(0), weight.size(1), problem.grid, weight, importance);
-  const int64_t units[] = {grid.unit()};
   const at::Tensor keep_t = keep.defined() ? keep.t().contiguous() : at::Tensor();
-  obs_sweep(weight.t().clone(at::MemoryFormat::Contiguous), factor.U, problem.options.block, units,
-            RoundingOnSupport{grid, keep_t});
+  obs_sweep(weight.t().clone(at::MemoryFormat::Contiguous), factor.U, problem.options.block, nullptr, &grid, keep_t);
   return grid.rounded();
 }
 

@@ -1,10 +1,14 @@
 #include "solver/coordinate_descent.h"
 
 #include <algorithm>
-#include <vector>
+
+#include "solver/columns.h"
 
 namespace lacuna::solver {
 namespace {
+
+/// Columns over which gradients are kept up to date one by one.
+constexpr int64_t kBlock = 64;
 
 /// Everything transposed, so that what one column of all rows needs is contiguous.
 class Codes {
@@ -19,38 +23,31 @@ class Codes {
         scale_(start.affine.scale.t().clone(at::MemoryFormat::Contiguous)),
         step_(scale_.masked_fill(scale_ == 0, 1)),
         zero_(start.affine.zero.t().contiguous()),
-        keep_(keep.defined() ? keep.t().to(at::kFloat).contiguous() : at::Tensor()),
+        keep_(keep.defined() ? keep.t().contiguous() : at::Tensor()),
         Q_(masked(decode(start, grid), keep).t().contiguous()) {
-    const at::Tensor diagonal = C.diagonal().to(at::kCPU).contiguous();
-    for (int64_t k = 0; k < K_; ++k) {  // dead inputs stay as they are
-      const float c = diagonal.data_ptr<float>()[k];
-      inverse_diagonal_.push_back(c > 0 ? 1 / c : 0);
-    }
+    const at::Tensor diagonal = C.diagonal(), dead = diagonal <= 0;  // dead inputs stay as they are
+    inverse_diagonal_ = diagonal.masked_fill(dead, 1).reciprocal().masked_fill(dead, 0).contiguous();
   }
 
   /// Whether a code changed.
   bool pass() {
-    constexpr int64_t kBlock = 64;
     const at::Tensor before = code_.clone();
     gradient_ = C_.matmul(Wt_ - Q_);
-    const int64_t N = Q_.size(1);
-    at::Tensor target = at::empty({N}, Q_.options()), value = at::empty({N}, Q_.options());
-    const at::Tensor changes = at::empty({kBlock, N}, Q_.options());
+    const at::Tensor changes = at::empty({std::min(kBlock, K_), Q_.size(1)}, Q_.options());
     for (int64_t first = 0; first < K_; first += kBlock) {
-      const int64_t end = std::min(first + kBlock, K_);
-      const at::Tensor here = gradient_.narrow(0, first, end - first).clone();  // up to date within the block
-      const at::Tensor change = changes.narrow(0, 0, end - first);
-      for (int64_t k = first; k < end; ++k) {
-        at::Tensor q = Q_.select(0, k), code = code_.select(0, k), one = change.select(0, k - first);
-        at::add_out(target, q, here.select(0, k - first), inverse_diagonal_[size_t(k)]);
-        round_column(k, target, code, value);
-        at::sub_out(one, value, q);
-        q.copy_(value);
-        if (k + 1 < end) {
-          here.narrow(0, k + 1 - first, end - k - 1).addr_(C_.select(0, k).narrow(0, k + 1, end - k - 1), one, 1, -1);
-        }
+      const int64_t end = std::min(first + kBlock, K_), B = end - first;
+      const auto here = [&](const at::Tensor& t) { return t.narrow(0, first, B); };
+      const ColumnBlock columns{
+          here(gradient_).clone(), here(C_).narrow(1, first, B), here(Q_), changes.narrow(0, 0, B), here(code_),
+          here(inverse_diagonal_)};
+      for (int64_t k = first; k < end;) {
+        const int64_t g = k / group_, last = std::min(end, (g + 1) * group_);
+        const ColumnRule rule{scale_.select(0, g), zero_.select(0, g), step_.select(0, g), grid_.bits,
+                              keep_.defined() ? here(keep_) : at::Tensor()};
+        fix_columns(columns, k - first, last - first, rule);
+        k = last;
       }
-      gradient_.addmm_(C_.narrow(1, first, end - first), change, 1, -1);
+      gradient_.addmm_(C_.narrow(1, first, B), columns.left, 1, -1);
     }
     return !code_.equal(before);
   }
@@ -81,24 +78,14 @@ class Codes {
   Rounded rounded() const { return {code_.t().contiguous(), {scale_.t().contiguous(), zero_.t().contiguous()}}; }
 
  private:
-  /// The nearest code to target and its value, 0 where dropped.
-  void round_column(int64_t k, const at::Tensor& target, at::Tensor& code, at::Tensor& value) const {
-    const at::Tensor scale = scale_.select(0, k / group_), zero = zero_.select(0, k / group_);
-    at::div_out(code, target, step_.select(0, k / group_));
-    code.round_().add_(zero).clamp_(0, (1 << grid_.bits) - 1);
-    at::sub_out(value, code, zero);
-    value.mul_(scale);
-    if (keep_.defined()) value.mul_(keep_.select(0, k));
-  }
-
   Grid grid_;
   int64_t K_, group_;
   at::Tensor Wt_, C_;
   at::Tensor code_;                 // [K, N]
   at::Tensor scale_, step_, zero_;  // [groups, N]; step: 1 where the scale is 0
-  at::Tensor keep_;                 // [K, N], 0 or 1, or undefined
+  at::Tensor keep_;                 // [K, N] bool, or undefined
   at::Tensor Q_, gradient_;         // [K, N]: what is stored, C (W - Q)
-  std::vector<float> inverse_diagonal_;
+  at::Tensor inverse_diagonal_;     // [K]
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "solver/obs_sweep.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace lacuna::solver {
 namespace {
@@ -112,18 +113,48 @@ void SweepGrid::begin(int64_t k, const at::Tensor& Wt, const at::Tensor& keep_t)
   step_.select(0, k / group_).copy_(affine.scale.masked_fill(affine.scale == 0, 1));
 }
 
-void SweepGrid::column(int64_t k, const at::Tensor& w, at::Tensor& q) {
+ColumnRule SweepGrid::rule(int64_t k) const {
   const int64_t g = k / group_;
-  const at::Tensor zero = zero_.select(0, g);
-  at::Tensor code = code_.select(0, k);
-  at::div_out(code, w, step_.select(0, g));
-  code.round_().add_(zero).clamp_(0, (1 << grid_.bits) - 1);
-  at::sub_out(q, code, zero);
-  q.mul_(scale_.select(0, g));
+  return {scale_.select(0, g), zero_.select(0, g), step_.select(0, g), grid_.bits, {}};
 }
 
 Rounded SweepGrid::rounded() const {
   return {code_.t().contiguous(), {scale_.t().contiguous(), zero_.t().contiguous()}};
+}
+
+at::Tensor obs_sweep(at::Tensor Wt, const at::Tensor& U, int64_t block, SweepMask* mask, SweepGrid* grid,
+                     const at::Tensor& keep_t) {
+  const int64_t K = Wt.size(0), N = Wt.size(1);
+  const at::Tensor share = (U / U.diagonal().unsqueeze(1)).contiguous();  // [k, j]: what column j takes of k's error
+  const at::Tensor keep = mask != nullptr ? mask->keep_t : keep_t;
+  std::vector<int64_t> units;
+  if (mask != nullptr) units.push_back(mask->unit());
+  if (grid != nullptr) units.push_back(grid->unit());
+  at::Tensor Q = at::empty_like(Wt);
+  const at::Tensor left = at::empty({std::min(block, K), N}, Wt.options());
+  for (int64_t first = 0; first < K;) {
+    const int64_t end = block_end(first, K, std::min(block, kMostBlockColumns), units), B = end - first;
+    const auto here = [&](const at::Tensor& t) { return t.narrow(0, first, B); };
+    const ColumnBlock columns{here(Wt),
+                              here(share).narrow(1, first, B),
+                              here(Q),
+                              left.narrow(0, 0, B),
+                              grid != nullptr ? here(grid->code()) : at::Tensor(),
+                              {}};
+    for (int64_t k = first; k < end;) {
+      int64_t last = end;  // up to where no unit starts
+      for (const int64_t unit : units) last = std::min(last, (k / unit + 1) * unit);
+      if (mask != nullptr) mask->begin(k, Wt);
+      if (grid != nullptr) grid->begin(k, Wt, keep);
+      ColumnRule rule = grid != nullptr ? grid->rule(k) : ColumnRule{};
+      if (keep.defined()) rule.keep = here(keep);
+      fix_columns(columns, k - first, last - first, rule);
+      k = last;
+    }
+    if (end < K) Wt.narrow(0, end, K - end).addmm_(here(share).narrow(1, end, K - end).t(), columns.left, 1, -1);
+    first = end;
+  }
+  return Q;
 }
 
 }  // namespace lacuna::solver

@@ -1,5 +1,5 @@
 // src/solver/obs_sweep.h - column sweep of GPTQ (arXiv:2210.17323, Algorithm 1) and SparseGPT (arXiv:2301.00774,
-// Algorithm 1): one loop, the projection is an argument.
+// Algorithm 1): one loop, what columns become is an argument.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "solver/columns.h"
 #include "solver/problem.h"
 #include "solver/project.h"
 
@@ -16,38 +17,6 @@ namespace lacuna::solver {
 /// group of a pattern) that starts behind `first` reaches past the end, so that its columns are up to date when the
 /// sweep comes to it. units: sizes of the units, which start at their multiples.
 int64_t block_end(int64_t first, int64_t K, int64_t block, std::span<const int64_t> units);
-
-/// Fixes one column after the other and pushes its error to the columns right of it, so that ||(W - Q) X||_F^2 grows
-/// least. Wt: [K, N], the transposed weights, used up. U: [K, K], factor.h. `project` has
-///   begin(k, Wt)      before column k: if a unit starts there, its columns Wt[k..] are up to date
-///   column(k, w, q)   w: [N], what column k should be -> q: [N], what is stored
-/// GPTQ rounds, SparseGPT masks, the joint method masks and rounds. Returns Q transposed, [K, N]. Deterministic.
-template <class Project>
-at::Tensor obs_sweep(at::Tensor Wt, const at::Tensor& U, int64_t block, std::span<const int64_t> units,
-                     Project&& project) {
-  const int64_t K = Wt.size(0);
-  const at::Tensor share = U / U.diagonal().unsqueeze(1);  // [k, j]: of column k's error, what column j takes
-  at::Tensor Q = at::empty_like(Wt);
-  for (int64_t first = 0; first < K;) {
-    const int64_t end = block_end(first, K, block, units);
-    const at::Tensor errors = at::empty({end - first, Wt.size(1)}, Wt.options());
-    for (int64_t k = first; k < end; ++k) {
-      project.begin(k, Wt);
-      const at::Tensor w = Wt.select(0, k);
-      at::Tensor q = Q.select(0, k), error = errors.select(0, k - first);
-      project.column(k, w, q);
-      at::sub_out(error, w, q);
-      if (k + 1 < end) {
-        Wt.narrow(0, k + 1, end - k - 1).addr_(share.select(0, k).narrow(0, k + 1, end - k - 1), error, 1, -1);
-      }
-    }
-    if (end < K) {
-      Wt.narrow(0, end, K - end).addmm_(share.narrow(0, first, end - first).narrow(1, end, K - end).t(), errors, 1, -1);
-    }
-    first = end;
-  }
-  return Q;
-}
 
 /// Chooses what to drop while a sweep goes on: at the start of every unit of columns those of the smallest |w| / U_kk
 /// (SparseGPT, equation 4) within the unit. Dead inputs go first.
@@ -73,7 +42,10 @@ class SweepGrid {
   int64_t unit() const { return group_; }
   /// keep_t: [K, N] or undefined; dropped weights do not widen the grid.
   void begin(int64_t k, const at::Tensor& Wt, const at::Tensor& keep_t);
-  void column(int64_t k, const at::Tensor& w, at::Tensor& q);
+  /// The rule of column k's group, to which the caller adds what is dropped.
+  ColumnRule rule(int64_t k) const;
+  /// [K, N], filled by the sweep.
+  const at::Tensor& code() const { return code_; }
   /// [N, K] and [N, groups].
   Rounded rounded() const;
 
@@ -86,5 +58,12 @@ class SweepGrid {
   at::Tensor code_;                 // [K, N]
   at::Tensor scale_, zero_, step_;  // [groups, N]; step: 1 where the scale is 0
 };
+
+/// Fixes one column after the other and pushes its error to the columns right of it, so that ||(W - Q) X||_F^2 grows
+/// least. Wt: [K, N], the transposed weights, used up. U: [K, K], factor.h. grid rounds (GPTQ), mask drops (SparseGPT),
+/// both do both; nullptr: not. keep_t: what is dropped where there is no mask to choose it, [K, N] or undefined.
+/// Returns Q transposed, [K, N]. Deterministic.
+at::Tensor obs_sweep(at::Tensor Wt, const at::Tensor& U, int64_t block, SweepMask* mask, SweepGrid* grid,
+                     const at::Tensor& keep_t = {});
 
 }  // namespace lacuna::solver

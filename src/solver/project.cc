@@ -1,26 +1,14 @@
 #include "solver/project.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <thread>
 #include <vector>
 
 #include "core/error.h"
+#include "solver/threads.h"
 
 namespace lacuna::solver {
 namespace {
-
-/// Calls rows(begin, end) on parts of [0, count) from as many threads as LibTorch uses; results do not depend on it.
-void for_rows(int64_t count, int64_t elements, const std::function<void(int64_t, int64_t)>& rows) {
-  const int64_t threads = elements < 65536 ? 1 : std::clamp<int64_t>(at::get_num_threads(), 1, count);
-  std::vector<std::thread> others;
-  for (int64_t t = 1; t < threads; ++t) others.emplace_back(rows, count * t / threads, count * (t + 1) / threads);
-  rows(0, count / threads);
-  for (std::thread& other : others) other.join();
-}
 
 /// keep_largest on the CPU, contiguous, 0 < dropped < L.
 at::Tensor keep_largest_cpu(const at::Tensor& score, int64_t dropped) {
@@ -28,7 +16,7 @@ at::Tensor keep_largest_cpu(const at::Tensor& score, int64_t dropped) {
   at::Tensor keep = at::empty({R, L}, score.options().dtype(at::kBool));
   const float* from = score.data_ptr<float>();
   bool* to = keep.data_ptr<bool>();
-  for_rows(R, R * L, [&](int64_t begin, int64_t end) {
+  for_parts(R, R * L, [&](int64_t begin, int64_t end) {
     std::vector<float> sorted(static_cast<size_t>(L));
     for (int64_t r = begin; r < end; ++r) {
       const float* row = from + r * L;
