@@ -15,10 +15,14 @@
 #include "core/say.h"
 #include "core/sha256.h"
 #include "io/documents.h"
+#include "solver/check.h"
 #include "solver/solve.h"
 
 namespace lacuna::cli {
 namespace {
+
+/// The reference BLAS reaches 2 to 5 on one core, any made for the processor 20 at least.
+constexpr double kSlowGflops = 10;
 
 struct Options : Common {
   std::string model, out, method = "awp+", bits = "none", pattern, layout = "auto", calib, inputs = "compressed", work;
@@ -93,7 +97,14 @@ int compress(const Options& options) {
   wanted.hidden_on_disk = options.hidden_on_disk;
   wanted.threads = options.threads;
   compress::check(wanted);  // before anything is loaded
-  if (options.device == "cuda") wanted.device = compress::cuda_device(options.gpu);
+  if (options.device == "cuda") {
+    wanted.device = compress::cuda_device(options.gpu);
+  } else if (const double rate = solver::product_gflops(); rate < kSlowGflops) {
+    spdlog::warn(
+        "matrix products run at {:.1f} GFLOP/s: LibTorch multiplies with a BLAS library that is not made for this "
+        "processor, and compressing takes many times as long; install libopenblas0-openmp",
+        rate);
+  }
 
   const io::Checkpoint source = io::Checkpoint::open(options.model);
   if (std::error_code unknown; std::filesystem::equivalent(options.model, options.out, unknown))

@@ -1,5 +1,7 @@
 #include "solver/check.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <mutex>
 #include <string>
@@ -146,6 +148,19 @@ void check_blas() {
   static std::once_flag once;
   std::call_once(once,
                  [] { check_product([](const at::Tensor& a, const at::Tensor& b) { return at::matmul(a, b); }); });
+}
+
+double product_gflops() {
+  constexpr int64_t kSize = 512;
+  const at::Tensor a = at::ones({kSize, kSize}, at::kFloat);
+  double best = 0;
+  for (int i = 0; i < 3; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    at::matmul(a, a);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    best = std::max(best, 2e-9 * double(kSize * kSize * kSize) / taken.count());
+  }
+  return best;
 }
 
 }  // namespace lacuna::solver

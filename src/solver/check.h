@@ -22,4 +22,7 @@ void check_product(const std::function<at::Tensor(const at::Tensor&, const at::T
 /// check_product of this process's CPU product, once.
 void check_blas();
 
+/// Billions of operations a second in products of 512 x 512 float matrices on the CPU.
+double product_gflops();
+
 }  // namespace lacuna::solver

@@ -21,6 +21,12 @@ std::string error_of(std::string_view name, const Problem& problem) {
 
 TEST(CheckBlas, AcceptsThisMachine) { EXPECT_NO_THROW(check_blas()); }
 
+TEST(CheckBlas, RateIsPositive) {
+  const double rate = product_gflops();
+  EXPECT_GT(rate, 0.01);
+  EXPECT_LT(rate, 1e6);
+}
+
 TEST(CheckBlas, SeesOneWrongElementAndSaysWhatToSet) {
   const auto wrong = [](const at::Tensor& a, const at::Tensor& b) {
     at::Tensor product = at::matmul(a, b);
