@@ -19,7 +19,8 @@ if(NOT compress_wanted STREQUAL "OFF")
     # A PyTorch's libtorch.so exports parts of std::filesystem of its own that do not work outside it: the system's comes first.
     target_link_libraries(lacuna_torch INTERFACE stdc++)
     # libtorch_cuda registers the CUDA operators when it is loaded; nothing refers to it by name.
-    target_link_options(lacuna_torch INTERFACE -Wl,-rpath,${LACUNA_TORCH}/lib -Wl,--no-as-needed)
+    target_link_options(lacuna_torch INTERFACE -Wl,-rpath,${LACUNA_TORCH}/lib -Wl,--no-as-needed
+                        -Wl,--allow-shlib-undefined)  # of libraries that PyTorch finds at run time
     foreach(library torch torch_cpu torch_cuda c10 c10_cuda)
       if(EXISTS ${LACUNA_TORCH}/lib/lib${library}.so)
         target_link_libraries(lacuna_torch INTERFACE ${LACUNA_TORCH}/lib/lib${library}.so)

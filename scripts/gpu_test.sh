@@ -6,7 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 usage() {
   cat <<'TXT'
 usage: scripts/gpu_test.sh [--tests PROGRAM] [--sanitize]
-  --tests PROGRAM   run this kernels_test, and model_test, eval_test and lacuna beside it, instead of building them
+  --tests PROGRAM   run this kernels_test, and model_test, eval_test and lacuna beside it, instead of building them; solver_test and compress_test
+                    too where they are there and were made with a PyTorch for CUDA
   --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), about seven minutes, most of them the
                     decoder's racecheck, whose tests run side by side
 TXT
@@ -22,7 +23,10 @@ while [ $# -gt 0 ]; do
   shift
 done
 if [ -z "$tests" ]; then
-  scripts/build.sh --cuda lacuna kernels_test model_test eval_test
+  torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__) if torch.version.cuda else "")' 2>/dev/null || true)
+  compressor=()
+  [ -z "$torch" ] || compressor=(lacuna-compress solver_test compress_test)
+  scripts/build.sh --cuda ${torch:+--torch "$torch"} lacuna kernels_test model_test eval_test ${compressor[@]+"${compressor[@]}"}
   tests=build/release/kernels_test
 fi
 folder=$(dirname "$tests")
@@ -61,6 +65,13 @@ racecheck_decoder() {
 
 run "GPU tests" "$tests" '--gtest_filter=*Cuda*'
 run "GPU tests of the decoder" "$folder/model_test" '--gtest_filter=CudaDecoder*'
+# The compressor runs on a GPU with a PyTorch that is made for CUDA.
+if [ -x "$folder/solver_test" ] && [ -x "$folder/compress_test" ]; then
+  run "GPU tests of the solvers" "$folder/solver_test" '--gtest_filter=*Cuda*'
+  run "GPU tests of the compressor" "$folder/compress_test" '--gtest_filter=*Cuda*'
+else
+  printf 'SKIPPED: the compressor on a GPU, which needs a PyTorch made for CUDA\n'
+fi
 # The program: Table 2, and a model of which one layer is on the CPU, whose tokens are those of the CPU alone.
 if ! "$folder/lacuna" bench --device cuda --spqt --parts table2 --synthetic llama-3.2-1b --layers 2 --runs 2 --gen 16 >"$log" 2>&1 || ! grep -q 'uniform 50% *[0-9]' "$log"; then
   cat "$log"
@@ -86,6 +97,8 @@ if [ "$sanitize" -eq 1 ]; then
   run memcheck compute-sanitizer --error-exitcode 1 --tool memcheck "$tests" \
     '--gtest_filter=*CudaGemv.EveryActiveCount/zz4_k:*CudaGemv.EveryActiveCount/zz6_k:*CudaGemv.Siblings*:*CudaGemv.Large*:*CudaGemv.NonFinite*:*CudaGemv.Equal*:*CudaGemv.Norms*:*CudaGemv.TakesTheGate*:*CudaBaselines*:CudaCollectActive.*:CudaGemmRange.*:*CudaGemm.Slices*:CudaOps.TopK'
   run racecheck compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" '--gtest_filter=*CudaGemv.Large*:*CudaGemv.Equal*:*CudaBaselines*:CudaCollectActive.Nine*:*CudaGemm.Slices*:CudaOps.TopK'
+  [ ! -x "$folder/solver_test" ] ||
+    run "memcheck of the solvers" compute-sanitizer --error-exitcode 1 --kernel-name kernel_substring=fix "$folder/solver_test" '--gtest_filter=*Cuda*'
   run "memcheck of the decoder" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/model_test" '--gtest_filter=CudaDecoder*:-*AThousand*:*Tuned*'
   racecheck_decoder
 fi

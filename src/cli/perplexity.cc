@@ -117,6 +117,7 @@ int perplexity(Options& options) {
                 {"ctx", options.ctx},
                 {"protocol", options.protocol},
                 {"bos", result.bos != eval::PerplexityResult::Bos::none},
+                {"text", options.file},
                 {"text_sha256", result.text_sha256},
                 {"act_sparsity", result.act_sparsity},
                 {"act_mode", thresholds ? name_of(thresholds->mode) : "dense"},

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 
 namespace lacuna::cli {
 namespace {
@@ -57,6 +59,69 @@ double draw_chart(const BarChart& chart, double top, Svg& svg) {
   return y;
 }
 
+/// One axis: values to shares of its length.
+struct Axis {
+  double low = 0, high = 1;
+  bool logarithmic = false;
+
+  double share(double value) const {
+    if (logarithmic) return (std::log(value) - std::log(low)) / (std::log(high) - std::log(low));
+    return (value - low) / (high - low);
+  }
+  double at(double share) const {
+    return logarithmic ? std::exp(std::log(low) + share * (std::log(high) - std::log(low)))
+                       : low + share * (high - low);
+  }
+};
+
+Axis axis_of(const PointChart& chart, bool vertical) {
+  double low = std::numeric_limits<double>::infinity(), high = -low;
+  for (const PointChart::Series& series : chart.series) {
+    for (const auto& [x, y] : series.points) {
+      low = std::min(low, vertical ? y : x);
+      high = std::max(high, vertical ? y : x);
+    }
+  }
+  Axis axis{low, high, vertical && low > 0 && high >= 8 * low};
+  if (!axis.logarithmic && axis.low > 0 && axis.low < 0.5 * axis.high) axis.low = 0;
+  if (!(axis.high > axis.low))
+    axis.low -= 0.5 * std::max(1.0, std::abs(high)), axis.high += 0.5 * std::max(1.0, std::abs(high));
+  return axis;
+}
+
+/// Draws one chart from `top` on; returns where it ends.
+double draw_chart(const PointChart& chart, double top, Svg& svg) {
+  constexpr double kAxisLeft = 80, kHeight = 260;
+  double y = top + kMargin + kLine;
+  svg.text(kMargin, y, chart.title);
+  y += kLine + kGap;
+  const Axis across = axis_of(chart, false), up = axis_of(chart, true);
+  const auto place = [&](const std::pair<double, double>& point) {
+    return std::pair{kAxisLeft + kBarsWidth * across.share(point.first), y + kHeight * (1 - up.share(point.second))};
+  };
+  for (int i = 0; i <= 4; ++i) {
+    const double line = y + kHeight * (1 - 0.25 * i);
+    svg.rectangle(kAxisLeft, line, kBarsWidth, 1, "#dddddd");
+    svg.text(kAxisLeft - 6, line + 4, fmt::format("{:.4g}", up.at(0.25 * i)), Svg::Anchor::end);
+    svg.text(kAxisLeft + 0.25 * i * kBarsWidth, y + kHeight + kLine, fmt::format("{:.4g}", across.at(0.25 * i)));
+  }
+  for (size_t s = 0; s < chart.series.size(); ++s) {
+    const PointChart::Series& series = chart.series[s];
+    std::vector<std::pair<double, double>> places;
+    for (const auto& point : series.points) places.push_back(place(point));
+    if (series.joined)
+      svg.polyline(places, colour(s));
+    else
+      for (const auto& [px, py] : places) svg.dot(px, py, colour(s));
+    const double at = y + 10 + kLine * double(s);
+    svg.rectangle(kAxisLeft + kBarsWidth + 12, at - 9, 10, 10, colour(s));
+    svg.text(kAxisLeft + kBarsWidth + 26, at, series.name);
+  }
+  y = std::max(y + kHeight + 2 * kLine, y + kLine * double(chart.series.size() + 1));
+  svg.text(kAxisLeft, y, fmt::format("{}; vertical: {}", chart.x_axis, chart.y_axis));
+  return y;
+}
+
 }  // namespace
 
 void Svg::text(double x, double y, std::string_view text, Anchor anchor) {
@@ -71,6 +136,16 @@ void Svg::rectangle(double x, double y, double width, double height, std::string
 
 void Svg::path(std::string_view d, std::string_view fill) {
   body_ += fmt::format("<path fill=\"{}\" d=\"{}\"/>\n", fill, d);
+}
+
+void Svg::polyline(const std::vector<std::pair<double, double>>& points, std::string_view stroke) {
+  std::string places;
+  for (const auto& [x, y] : points) places += fmt::format("{}{:.6g},{:.6g}", places.empty() ? "" : " ", x, y);
+  body_ += fmt::format("<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\" points=\"{}\"/>\n", stroke, places);
+}
+
+void Svg::dot(double x, double y, std::string_view fill) {
+  body_ += fmt::format("<circle cx=\"{:.6g}\" cy=\"{:.6g}\" r=\"3.5\" fill=\"{}\"/>\n", x, y, fill);
 }
 
 std::string Svg::finish(double width, double height) const {
@@ -92,6 +167,13 @@ std::string draw(const std::vector<BarChart>& charts) {
   double y = 0;
   for (const BarChart& chart : charts) y = draw_chart(chart, y, svg);
   return svg.finish(kLeft + kBarsWidth + kRight, y + kMargin);
+}
+
+std::string draw(const std::vector<PointChart>& charts) {
+  Svg svg;
+  double y = 0;
+  for (const PointChart& chart : charts) y = draw_chart(chart, y, svg);
+  return svg.finish(80 + kBarsWidth + kLeft, y + kMargin);
 }
 
 }  // namespace lacuna::cli

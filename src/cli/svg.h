@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lacuna::cli {
@@ -17,6 +18,9 @@ class Svg {
   void rectangle(double x, double y, double width, double height, std::string_view fill);
   /// d: the commands of an SVG path.
   void path(std::string_view d, std::string_view fill);
+  /// Straight lines through the points.
+  void polyline(const std::vector<std::pair<double, double>>& points, std::string_view stroke);
+  void dot(double x, double y, std::string_view fill);
   /// The file, on white.
   std::string finish(double width, double height) const;
 
@@ -41,5 +45,19 @@ struct BarChart {
 
 /// The charts one below the other.
 std::string draw(const std::vector<BarChart>& charts);
+
+/// Points over two axes; a series has one colour. The vertical axis is logarithmic where all values are positive and
+/// the largest is eight times the smallest or more.
+struct PointChart {
+  struct Series {
+    std::string name;
+    std::vector<std::pair<double, double>> points;
+    bool joined = false;  // with lines instead of dots
+  };
+  std::string title, x_axis, y_axis;
+  std::vector<Series> series;
+};
+
+std::string draw(const std::vector<PointChart>& charts);
 
 }  // namespace lacuna::cli
