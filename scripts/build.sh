@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build needs, configures and builds: build/release/lacuna.
 set -euo pipefail
+from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib/packages.sh
 . scripts/lib/cuda.sh
@@ -27,7 +28,7 @@ while [ $# -gt 0 ]; do
     --no-cuda) cuda=OFF ;;
     --compress) compress=ON ;;
     --no-compress) compress=OFF ;;
-    --torch) compress=ON torch=${2:?--torch needs a folder}; shift ;;
+    --torch) compress=ON torch=$(cd "$from" && realpath -- "${2:?--torch needs a folder}"); shift ;;
     --no-install) install=0 ;;
     -*) printf 'error: unknown option %s\n' "$1" >&2; usage >&2; exit 2 ;;
     *) targets+=("$1") ;;

@@ -52,6 +52,10 @@ def built_from(binary: str) -> str:
     found = re.search(r"^commit +(\S+)", run([binary, "--version"]).stdout, re.MULTILINE)
     if not found:
         raise Failure(f"{binary} --version names no commit")
+    if found.group(1) == "unknown":
+        raise Failure(f"{binary} was built outside a repository: nothing tells its rows from another program's")
+    if found.group(1).endswith("-dirty"):
+        note(f"{binary}: built from {found.group(1)}: rows of two such builds are not told apart")
     return found.group(1)
 
 
@@ -105,24 +109,31 @@ def main() -> int:
 
     made_from = built_from(a.lacuna)
     card, driver = gpu() if a.device == "cuda" else ("", "none")
+    settings_now = {"model": a.model.name, "calib": a.calib.name, "texts": sorted(texts), "samples": a.samples, "seq_len": a.seq_len,
+                    "inputs": a.inputs, "group_size": a.group_size, "ctx": a.ctx, "chunks": a.chunks, "device": card or "cpu"}
     kept = {"rows": []}
     if a.output.is_file():
         kept = json.loads(a.output.read_text())
-        if kept.get("commit") != made_from:
-            note(f"{a.output}: made from another commit; its rows are made anew")
+        if kept.get("commit") != made_from or kept.get("settings") != settings_now:
+            note(f"{a.output}: made from another commit, or with other texts or flags; its rows are made anew")
             kept = {"rows": []}
     rows: list[dict] = kept["rows"]
     for path in a.join:
-        other = json.loads(path.read_text())
-        if other["commit"] != made_from:
-            raise Failure(f"{path}: made from commit {other['commit']}, this program from {made_from}")
-        rows += [row for row in other["rows"] if row["key"] not in {r["key"] for r in rows}]
+        try:
+            other = json.loads(path.read_text())
+            same = {"commit": other["commit"], "settings": other["settings"]}
+            joined = other["rows"]
+        except (OSError, ValueError, KeyError) as error:
+            raise Failure(f"{path}: not an output of this script: {error}") from error
+        if same != {"commit": made_from, "settings": settings_now}:
+            raise Failure(f"{path}: made with {same}, this run with commit {made_from} and {settings_now}")
+        rows += [row for row in joined if row["key"] not in {r["key"] for r in rows}]
     found = {row["key"]: row for row in rows}
 
     def save() -> None:
         write_json(a.output, {"command": portable_command(shlex.join(["scripts/compress_tables.py", *sys.argv[1:]])), "commit": made_from,
                               "date": datetime.date.today().isoformat(), "device": f"{card}; {device()}, {a.threads} threads" if card else f"{device()}, {a.threads} threads",
-                              "driver": driver,
+                              "driver": driver, "settings": settings_now,
                               "rows": rows})
 
     def scored(model: Path) -> dict:
@@ -142,6 +153,8 @@ def main() -> int:
             note(f"  {key}: " + (", ".join(scores) or f"stopped after {a.limit} s"))
         return found[key]
 
+    if a.join:
+        save()
     dense = add("dense", lambda: {"model": a.model.name, "perplexity": scored(a.model)})
     for name, ppl in expected.items():
         got = dense["perplexity"][name]["ppl"]

@@ -18,7 +18,7 @@ using kernels::Plan;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr int64_t kFormat = 1;
+constexpr int64_t kFormat = 2;  // 1: "prefetch" was true or false
 
 ordered_json plan_json(const Plan& plan) {
   return {{"split", kernels::name_of(plan.split)},

@@ -1,5 +1,5 @@
 // src/calibrate/profile.h - what `lacuna tune` found on a machine, as a JSON file:
-//   {"lacuna_profile": 1, "version": "0.1.0", "cpu": "...", "isa": "avx512", "threads": 8, "groups": {KEY: {
+//   {"lacuna_profile": 2, "version": "0.1.0", "cpu": "...", "isa": "avx512", "threads": 8, "groups": {KEY: {
 //     "name": "attn_output", "bytes": 1327104, "levels": [0, 0.25, ...], "noise": 0.004,
 //     "plan": {"split": "rows", "chunk": 32, "prefetch": 4, "tile_rows": 0, "dense_below": 0.04},
 //     "measured": [{"plan": {...}, "dense_ms": 0.1, "sparse_ms": [0.1, ...], "rounds": 40}, ...]}, ...}}

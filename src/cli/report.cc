@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
+#include <limits>
 #include <map>
 
 #include "cli/command.h"
@@ -24,7 +26,7 @@ struct Run {
   std::string name, method;
   std::optional<int64_t> bytes;
   std::optional<double> bits, dropped, solver_s, tok_s;
-  std::vector<std::pair<std::string, double>> perplexity;  // by text
+  std::vector<std::pair<std::string, double>> perplexity;  // by text; infinite where the file says null
   std::map<std::string, std::vector<double>> curves;       // of tensors: the relative error after each iteration
 
   std::optional<double> on(const std::string& text) const {
@@ -57,15 +59,20 @@ void add_line(const nlohmann::json& line, const std::string& where, Run& run) {
       if (!value.is_number()) throw Error("{}: \"curve\" must hold numbers", where);
       points.push_back(value.get<double>());
     }
-  } else if (object.find("effective_bits") != nullptr) {
+  } else if (object.find("effective_bits") != nullptr && object.find("solver_s") != nullptr) {
+    if (run.solver_s) throw Error("{}: a second model; give each a file of its own", where);
     add_summary(object, run);
   } else if (line.contains("ppl")) {  // which may be null
+    if (object.number("act_sparsity").value_or(0) > 0)
+      throw Error("{}: of skipped inputs; what is compared here are models, run dense", where);
     const auto text = object.string("text");
-    const std::string sha = object.string("text_sha256").value_or("");
-    if (const auto ppl = object.number("ppl"))  // null: infinite
-      run.perplexity.emplace_back(text ? stem(*text) : sha.substr(0, 8), *ppl);
+    const std::string sha = object.string("text_sha256").value_or("").substr(0, 8);
+    // Two texts may have one name, and one text two.
+    const std::string label = !text ? sha : sha.empty() ? stem(*text) : fmt::format("{} {}", stem(*text), sha);
+    if (run.on(label)) throw Error("{}: {} has a perplexity already, further up", where, label);
+    run.perplexity.emplace_back(label, object.number("ppl").value_or(std::numeric_limits<double>::infinity()));
   } else if (const auto bench = object.string("bench")) {
-    if (*bench == "decode") run.tok_s = object.number("tok_s");
+    if (*bench == "decode" && object.number("act_sparsity").value_or(0) == 0) run.tok_s = object.number("tok_s");
   } else {
     throw Error("{}: neither of `compress`, `perplexity` nor `bench` with --json", where);
   }
@@ -85,7 +92,7 @@ std::vector<Run> rows_of(const nlohmann::json& table, const std::string& path) {
     if (const nlohmann::json* texts = object.object("perplexity"))
       for (const auto& [text, score] : texts->items()) {
         const io::JsonObject of_text(score, where);
-        if (const auto ppl = of_text.number("ppl")) run.perplexity.emplace_back(text, *ppl);
+        run.perplexity.emplace_back(text, of_text.number("ppl").value_or(std::numeric_limits<double>::infinity()));
       }
     runs.push_back(std::move(run));
   }
@@ -112,7 +119,7 @@ std::vector<Run> read_runs(const std::string& path) {
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const std::string where = fmt::format("{}, line {}", path, number);
     const nlohmann::json value = io::parse_json_object(line, where);
-    if (value.contains("rows")) return rows_of(value, path);
+    if (value.contains("rows") && number == 1) return rows_of(value, path);
     add_line(value, where, run);
   }
   return {run};
@@ -158,7 +165,7 @@ std::vector<PointChart> charts_of(const std::vector<Run>& runs, const std::strin
     chart.x_axis = "MiB on disk";
     chart.y_axis = "perplexity";
     for (const Run& run : runs)
-      if (run.bytes && run.on(text))
+      if (run.bytes && std::isfinite(run.on(text).value_or(INFINITY)))
         chart.series.push_back({run.name, {{double(*run.bytes) / double(1 << 20), *run.on(text)}}, false});
     if (!chart.series.empty()) charts.push_back(std::move(chart));
   }
@@ -216,11 +223,11 @@ int report(const Options& options) {
   for (const std::string& file : options.files)
     for (Run& run : read_runs(file)) runs.push_back(std::move(run));
   const std::string tensor = drawn_tensor(runs, options.tensor);
+  if (!options.svg.empty()) io::write_file_atomically(options.svg, draw(charts_of(runs, tensor)));
   if (options.json)
     for (const Run& run : runs) print_json(json_of(run));
   else
     print_table(runs);
-  if (!options.svg.empty()) io::write_file_atomically(options.svg, draw(charts_of(runs, tensor)));
   return 0;
 }
 

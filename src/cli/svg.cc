@@ -117,9 +117,8 @@ double draw_chart(const PointChart& chart, double top, Svg& svg) {
     svg.rectangle(kAxisLeft + kBarsWidth + 12, at - 9, 10, 10, colour(s));
     svg.text(kAxisLeft + kBarsWidth + 26, at, series.name);
   }
-  y = std::max(y + kHeight + 2 * kLine, y + kLine * double(chart.series.size() + 1));
-  svg.text(kAxisLeft, y, fmt::format("{}; vertical: {}", chart.x_axis, chart.y_axis));
-  return y;
+  svg.text(kAxisLeft, y + kHeight + 2 * kLine, fmt::format("{}; vertical: {}", chart.x_axis, chart.y_axis));
+  return std::max(y + kHeight + 2 * kLine, y + kLine * double(chart.series.size()));
 }
 
 }  // namespace
@@ -172,8 +171,12 @@ std::string draw(const std::vector<BarChart>& charts) {
 std::string draw(const std::vector<PointChart>& charts) {
   Svg svg;
   double y = 0;
-  for (const PointChart& chart : charts) y = draw_chart(chart, y, svg);
-  return svg.finish(80 + kBarsWidth + kLeft, y + kMargin);
+  size_t longest = 0;
+  for (const PointChart& chart : charts) {
+    y = draw_chart(chart, y, svg);
+    for (const PointChart::Series& series : chart.series) longest = std::max(longest, series.name.size());
+  }
+  return svg.finish(80 + kBarsWidth + 40 + 7 * double(longest), y + kMargin);
 }
 
 }  // namespace lacuna::cli

@@ -126,7 +126,8 @@ Action add_tune(CLI::App& program) {
       "tune",
       "Measure how this machine multiplies a model's zigzag weights fastest: how the work is shared out, how many "
       "columns "
-      "at a time, how far ahead they are prefetched, how they are tiled, and from which sparsity on skipping inputs pays. "
+      "at a time, how far ahead they are prefetched, how they are tiled, and from which sparsity on skipping inputs "
+      "pays. "
       "The "
       "profile is stored in the cache folder and `run` and `bench` use it from then on, with as many threads as it was "
       "measured with, or on the same card; models add up in it. Nothing else should run meanwhile.");

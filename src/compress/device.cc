@@ -3,15 +3,20 @@
 #include <string>
 
 #include "core/error.h"
+#include "solver/columns.h"
 
 namespace lacuna::compress {
 
 at::Device cuda_device(int index) {
   if (!at::globalContext().hasCUDA())
     throw Error(
-        "--device cuda: this program's LibTorch sees no CUDA device; Debian's libtorch-dev is made without CUDA: build "
-        "with -DLACUNA_TORCH naming the torch folder of an installed PyTorch that is made for it, and see that "
-        "nvidia-smi lists a device");
+        "--device cuda: LibTorch sees no CUDA device: Debian's is made without CUDA, then build with scripts/build.sh "
+        "--cuda --torch FOLDER, the torch folder of a PyTorch for CUDA; with such a one see that nvidia-smi lists a "
+        "device");
+  if (!solver::columns_on_cuda())
+    throw Error(
+        "--device cuda: this program was built without nvcc, which solving on a GPU needs: build with scripts/build.sh "
+        "--cuda --torch FOLDER, the torch folder of a PyTorch for CUDA");
   const at::Device device(at::kCUDA, at::DeviceIndex(index));
   try {
     at::zeros({1}, at::device(device).dtype(at::kFloat)).item<float>();

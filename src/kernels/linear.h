@@ -74,7 +74,8 @@ int64_t check_weights(std::span<const WeightView> parts);
 /// Prepares a group for the CPU. Throws Error naming layout, shape and device where no kernel can run. Uses the pool to
 /// repack. plan: of the zigzag parts; the others ignore it.
 std::unique_ptr<LinearGroup> make_cpu_linear_group(std::span<const WeightView> parts, ThreadPool& pool,
-                                                   Prepare prepare = Prepare::automatic, const Plan& plan = default_plan());
+                                                   Prepare prepare = Prepare::automatic,
+                                                   const Plan& plan = default_plan());
 
 /// The same in double precision from layout::decode_rows, one thread, any layout: what the kernels are tested against.
 void reference_linear(const WeightView& w, const Activation& x, const Output& y);

@@ -7,7 +7,7 @@
 #include "solver/threads.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define LACUNA_FOR_EACH_CPU __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#define LACUNA_FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define LACUNA_FOR_EACH_CPU
 #endif
@@ -21,15 +21,16 @@ typedef float Floats __attribute__((vector_size(64)));
 constexpr int kFloats = 16, kVectors = 4, kLanes = kFloats * kVectors;
 
 /// Rows of weights [n0, n0 + width) of a block, width <= kLanes. factor_t: [B, B] transposed and contiguous. left: [B,
-/// kVectors].
-LACUNA_FOR_EACH_CPU void fix_lanes(const RawColumns& c, const float* factor_t, int64_t n0, int64_t width,
-                                   Floats* left) {
-  const auto load = [&](const float* from, float fill, Floats* to) {
+/// kLanes], work space.
+LACUNA_FOR_EACH_CPU void fix_lanes(const RawColumns& c, const float* factor_t, int64_t n0, int64_t width, float* left) {
+  const auto load = [&](const float* from, float fill, Floats* to) __attribute__((always_inline)) {
     alignas(64) float lanes[kLanes];
     for (int i = 0; i < kLanes; ++i) lanes[i] = i < width ? from[i] : fill;
     __builtin_memcpy(to, lanes, sizeof(lanes));
   };
-  const auto store = [&](const Floats* from, float* to) { __builtin_memcpy(to, from, size_t(width) * sizeof(float)); };
+  const auto store = [&](const Floats* from, float* to) __attribute__((always_inline)) {
+    __builtin_memcpy(to, from, size_t(width) * sizeof(float));
+  };
   const int64_t B = c.end;
   Floats scale[kVectors] = {}, zero[kVectors] = {}, step[kVectors] = {};
   if (c.scale != nullptr) {
@@ -38,12 +39,16 @@ LACUNA_FOR_EACH_CPU void fix_lanes(const RawColumns& c, const float* factor_t, i
     load(c.step + n0, 1, step);
   }
   // Column j less what columns [first, k) left over for it.
-  const auto up_to_date = [&](int64_t j, int64_t k, Floats* value) {
+  const auto up_to_date = [&](int64_t j, int64_t k, Floats * value) __attribute__((always_inline)) {
     Floats sum[kVectors];
     load(c.values + j * c.N + n0, 0, sum);
     const float* factor = factor_t + j * B;
     for (int64_t p = c.first; p < k; ++p)
-      for (int v = 0; v < kVectors; ++v) sum[v] -= factor[p] * left[p * kVectors + v];
+      for (int v = 0; v < kVectors; ++v) {
+        Floats others;
+        __builtin_memcpy(&others, left + p * kLanes + v * kFloats, sizeof(others));
+        sum[v] -= factor[p] * others;
+      }
     for (int v = 0; v < kVectors; ++v) value[v] = sum[v];
   };
   const Floats nothing = {}, most = nothing + c.most;
@@ -61,11 +66,11 @@ LACUNA_FOR_EACH_CPU void fix_lanes(const RawColumns& c, const float* factor_t, i
     if (c.scale != nullptr) {
       for (int v = 0; v < kVectors; ++v) {
         Floats steps = value[v] / step[v];
-        steps = steps < far ? steps : far;
-        steps = steps > -far ? steps : -far;
+        steps = steps > far ? far : steps;  // a NaN stays one
+        steps = steps < -far ? -far : steps;
         steps = (steps + whole) - whole + zero[v];
-        steps = steps > nothing ? steps : nothing;
-        code[v] = steps < most ? steps : most;
+        steps = steps < nothing ? nothing : steps;
+        code[v] = steps > most ? most : steps;
         stored[v] = (code[v] - zero[v]) * scale[v];
       }
       store(code, c.code + at);
@@ -79,9 +84,10 @@ LACUNA_FOR_EACH_CPU void fix_lanes(const RawColumns& c, const float* factor_t, i
         stored[v] = kept != nothing ? stored[v] : nothing;
       }
     }
-    for (int v = 0; v < kVectors; ++v)
-      left[k * kVectors + v] = c.inverse != nullptr ? stored[v] - before[v] : value[v] - stored[v];
-    store(left + k * kVectors, c.left + at);
+    Floats rest[kVectors];
+    for (int v = 0; v < kVectors; ++v) rest[v] = c.inverse != nullptr ? stored[v] - before[v] : value[v] - stored[v];
+    __builtin_memcpy(left + k * kLanes, rest, sizeof(rest));
+    store(rest, c.left + at);
     store(stored, c.stored + at);
   }
   for (int64_t j = c.last; j < c.end; ++j) {
@@ -96,15 +102,24 @@ void fix_columns_cpu(const RawColumns& c) {
   std::vector<float> factor_t(size_t(B * B));
   for (int64_t k = c.first; k < c.last; ++k)
     for (int64_t j = k + 1; j < B; ++j) factor_t[size_t(j * B + k)] = c.factor[k * c.factor_step + j];
-  const int64_t tiles = (c.N + kLanes - 1) / kLanes;
-  for_parts(tiles, c.N * B * (c.last - c.first), [&](int64_t begin, int64_t end) {
-    std::vector<Floats> left(size_t(B * kVectors));
+  const int64_t tiles = (c.N + kLanes - 1) / kLanes, work = c.N * B * (c.last - c.first);
+  const int64_t each = B * kLanes;
+  std::vector<float> left(size_t(each * part_count(tiles, work)));
+  for_parts(tiles, work, [&](int64_t part, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
-      fix_lanes(c, factor_t.data(), t * kLanes, std::min<int64_t>(kLanes, c.N - t * kLanes), left.data());
+      fix_lanes(c, factor_t.data(), t * kLanes, std::min<int64_t>(kLanes, c.N - t * kLanes), left.data() + part * each);
   });
 }
 
 }  // namespace
+
+bool columns_on_cuda() {
+#if defined(LACUNA_SOLVER_CUDA)
+  return true;
+#else
+  return false;
+#endif
+}
 
 #if !defined(LACUNA_SOLVER_CUDA)
 void detail::fix_columns_cuda(const RawColumns&) {

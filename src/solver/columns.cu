@@ -33,7 +33,8 @@ __global__ void fix(RawColumns c) {
     const float wanted = c.inverse != nullptr ? before + value * c.inverse[k] : value;
     float stored = wanted;
     if (rounds) {
-      const float code = fminf(fmaxf(rintf(wanted / step) + zero, 0), c.most);
+      const float nearest = rintf(wanted / step) + zero;
+      const float code = nearest < 0 ? 0 : nearest > c.most ? c.most : nearest;  // a NaN stays one
       c.code[at] = code;
       stored = (code - zero) * scale;
     }
@@ -50,13 +51,16 @@ __global__ void fix(RawColumns c) {
 
 void fix_columns_cuda(const RawColumns& columns) {
   int before = columns.device;
-  cudaGetDevice(&before);
-  cudaSetDevice(columns.device);
+  if (columns.last - columns.first > kMostBlockColumns)
+    throw Error("{} columns at once; the GPU fixes {} at most", columns.last - columns.first, kMostBlockColumns);
+  cudaError_t error = cudaGetDevice(&before);
+  if (error == cudaSuccess) error = cudaSetDevice(columns.device);
+  if (error != cudaSuccess) throw Error("GPU {}: {}", columns.device, cudaGetErrorString(error));
   static_assert(kMostBlockColumns * kThreads * sizeof(float) <= 48 * 1024);
   const auto blocks = unsigned((columns.N + kThreads - 1) / kThreads);
   const auto bytes = size_t(columns.last - columns.first) * kThreads * sizeof(float);
   fix<<<blocks, kThreads, bytes>>>(columns);
-  const cudaError_t error = cudaGetLastError();
+  error = cudaGetLastError();
   cudaSetDevice(before);
   if (error != cudaSuccess)
     throw Error("a sweep over {} columns of {} rows on the GPU: {}", columns.end, columns.N, cudaGetErrorString(error));

@@ -30,9 +30,12 @@ struct ColumnBlock {
   at::Tensor inverse;  // [B] descent: a column is meant to be stored + values * inverse. Undefined: a sweep
 };
 
+/// Whether the program is built with nvcc, which fix_columns needs on a GPU.
+bool columns_on_cuda();
+
 /// Fixes columns [first, last) of the block, 0 <= first < last <= B, those before `first` being fixed, and brings the
-/// values behind them up to date. The same result for any number of threads. Throws Error for tensors on a GPU where
-/// the program is built without CUDA.
+/// values behind them up to date. The same result for any number of threads; another kind of processor rounds sums
+/// otherwise. Throws Error for tensors on a GPU where !columns_on_cuda().
 void fix_columns(const ColumnBlock& block, int64_t first, int64_t last, const ColumnRule& rule);
 
 }  // namespace lacuna::solver

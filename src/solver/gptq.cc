@@ -4,6 +4,7 @@
 #include "solver/obs_sweep.h"
 
 namespace lacuna::solver {
+
 Solution gptq(const Problem& problem) {
   const at::Tensor& W = problem.W;
   const Factor factor = inverse_factor(problem.stats.second_moment, problem.options.damping);

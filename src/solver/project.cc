@@ -16,7 +16,7 @@ at::Tensor keep_largest_cpu(const at::Tensor& score, int64_t dropped) {
   at::Tensor keep = at::empty({R, L}, score.options().dtype(at::kBool));
   const float* from = score.data_ptr<float>();
   bool* to = keep.data_ptr<bool>();
-  for_parts(R, R * L, [&](int64_t begin, int64_t end) {
+  for_parts(R, R * L, [&](int64_t, int64_t begin, int64_t end) {
     std::vector<float> sorted(static_cast<size_t>(L));
     for (int64_t r = begin; r < end; ++r) {
       const float* row = from + r * L;

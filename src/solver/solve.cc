@@ -78,6 +78,11 @@ Solution solve(std::string_view name, const Problem& problem) {
   const Method& chosen = method(name);
   const InRange scaled = checked(chosen, problem);
   Solution solution = chosen.run(scaled.problem);
+  if (!solution.weight.isfinite().all().item<bool>())
+    throw Error(
+        "method {} left float32's range on a matrix of {} x {}: its second moment is too uneven; gather it with more "
+        "tokens, or take another method",
+        name, problem.W.size(0), problem.W.size(1));
   for (double& value : solution.curve) value /= std::sqrt(scaled.factor);
   return solution;
 }

@@ -4,6 +4,7 @@
 #include "solver/obs_sweep.h"
 
 namespace lacuna::solver {
+
 Solution sparsegpt(const Problem& problem) {
   const at::Tensor &W = problem.W, &C = problem.stats.second_moment;
   const int64_t N = W.size(0), K = W.size(1), block = problem.options.block;

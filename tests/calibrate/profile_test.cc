@@ -106,7 +106,7 @@ TEST(Profile, NonsenseIsRefusedWithAReason) {
   const auto in_group = [&](const char* pointer, const json& value, const std::string& words) {
     expect((group + pointer).c_str(), value, words);
   };
-  expect("/lacuna_profile", 2, "format 2");
+  expect("/lacuna_profile", 1, "format 1");
   expect("/lacuna_profile", "1", "must be an integer");
   expect("/version", 1, "must be a string");
   expect("/threads", 0, "0 threads");

@@ -33,13 +33,14 @@ TEST(Report, OneRunIsPutTogetherFromSeveralCommands) {
   EXPECT_EQ(rows[0]["bytes"], 2097152);
   EXPECT_EQ(rows[0]["method"], "awp");
   EXPECT_EQ(rows[0]["effective_bits"], 3.25);
-  EXPECT_EQ(rows[0]["perplexity"]["heldout"], 17.9);
+  EXPECT_EQ(rows[0]["perplexity"]["heldout 01234567"], 17.9);
   EXPECT_EQ(rows[0]["tok_s"], 55.5);
   EXPECT_EQ(rows[0]["solver_s"], 12.5);
-  EXPECT_EQ(rows[1]["perplexity"]["heldout"], 16.1);
+  EXPECT_EQ(rows[1]["perplexity"]["heldout 01234567"], 16.1);
   EXPECT_FALSE(rows[1].contains("bytes"));
+  EXPECT_TRUE(rows[1]["perplexity"]["other 01234567"].is_null());
   const std::string table = output_of({"report", a, b});
-  for (const char* words : {"2.0 MiB", "3.250", "50.0%", "17.9", "16.1", "55.5", "12.5", "heldout"})
+  for (const char* words : {"2.0 MiB", "3.250", "50.0%", "17.9", "16.1", "55.5", "12.5", "heldout", "inf"})
     EXPECT_THAT(table, HasSubstr(words));
 }
 
@@ -88,6 +89,8 @@ TEST(Report, SaysWhatItCannotRead) {
   refused("{\"a\": 1}\n", "line 1: neither of `compress`");
   refused("{\"ppl\": 1}\nnot json\n", "line 2");
   refused("{\"ppl\": \"x\"}\n", "ppl");
+  refused("{\"ppl\": 1, \"text\": \"a\"}\n{\"ppl\": 2, \"text\": \"a\"}\n", "line 2: a has a perplexity already");
+  refused("{\"ppl\": 1, \"act_sparsity\": 0.5}\n", "run dense");
   refused("{\n \"columns\": []\n}\n", "rows");
   EXPECT_NE(run_lacuna({"report", folder.file("absent.json")}).code, 0);
 }

@@ -204,7 +204,7 @@ TEST(Walk, WithoutCudaTheErrorSaysWhatIsMissing) {
     cuda_device(at::globalContext().hasCUDA() ? 100 : 0);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr(at::globalContext().hasCUDA() ? "--gpu 100: " : "LACUNA_TORCH"));
+    EXPECT_THAT(error.what(), HasSubstr(at::globalContext().hasCUDA() ? "--gpu 100: " : "--torch FOLDER"));
   }
 }
 
