@@ -157,7 +157,8 @@ TEST(SparsePerplexity, F32EqualsTokenByTokenUntilATie) {
   }
 }
 
-/// The losses' difference is noise: its mean lies within 4 standard errors of zero.
+/// The losses' difference is noise: its mean lies within 4 standard errors of zero, and within 2% of the loss (batches
+/// round more coarsely, which costs some of it by itself).
 void expect_same_mean(const Outcome& a, const Outcome& b, const std::string& what) {
   double sum = 0, squares = 0;
   const auto n = double(a.losses.size());
@@ -168,7 +169,7 @@ void expect_same_mean(const Outcome& a, const Outcome& b, const std::string& wha
   }
   const double error = std::sqrt((squares / n - sum / n * sum / n) / (n - 1));
   EXPECT_LT(std::abs(sum / n), 4 * error + 1e-6) << what;
-  EXPECT_NEAR(mean(a.losses) / mean(b.losses), 1, 0.01) << what;
+  EXPECT_NEAR(mean(a.losses) / mean(b.losses), 1, 0.02) << what;
 }
 
 // Zigzag: a batch rounds inputs and weights to int8 with a scale for each 32, each an error of at most 1/254 of the
