@@ -2,7 +2,7 @@
 
 build_packages=(g++ cmake ninja-build ccache pkg-config git python3 libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev libhwy-dev
   libpcre2-dev libutf8proc-dev libssl-dev libcpp-httplib-dev libgtest-dev libgmock-dev)
-# The BLAS that libtorch-dev alone brings is the reference one, more than ten times slower; OpenBLAS with threads of its own waits for LibTorch's.
+# The BLAS that libtorch-dev alone brings is the reference one, many times slower; OpenBLAS with threads of its own waits for LibTorch's.
 compress_packages=(libtorch-dev libopenblas0-openmp)
 test_packages=(libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev gcovr g++-aarch64-linux-gnu)
 

@@ -35,8 +35,8 @@ struct Plan {
 };
 
 /// What runs where nothing was measured. On AMD's CPUs, whose second-level caches hold 1 MiB at most, 64 columns and
-/// four superblocks ahead: two cores of an EPYC read columns of 57344 outputs at 38 GB/s so, and at 28 with the default
-/// of other CPUs, 32 columns and whole ones ahead, which was measured on a Xeon with 2 MiB.
+/// four superblocks ahead: whole columns ahead push out what is about to be read. On others what was measured on a Xeon
+/// with 2 MiB, 32 columns and whole ones ahead.
 Plan default_plan();
 
 std::string_view name_of(Plan::Split split);
