@@ -5,7 +5,7 @@ Linear layers of one token: a known shape with random weights, dense q4_K, then 
 (random ones) skipped; with --ggml the same layers on ggml (its repacked q4_K, the baseline), with --ik on ik_llama.cpp.
 Decoding: a real model in a dense layout and in zz4_k, dense and at the levels asked for, with its calibrated
 thresholds; llama.cpp and ik_llama.cpp read the dense file. Decoding of a shape: the same with random weights, whose uniform thresholds
-are made on the spot. A round runs everything once, the order rotates; a ratio is taken within a
+are made on the spot. With --packed a shape has rows of weights that were compressed once, e.g. bm4:75 (three of four weights dropped). A round runs everything once, the order rotates; a ratio is taken within a
 round. Prints a table; --output writes the rows as JSON. Standard library only.
 """
 from __future__ import annotations
@@ -77,6 +77,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lacuna", default=str(ROOT / "build/release/lacuna"))
     parser.add_argument("--shape", action="append", default=[], help="a shape for the linear layers, e.g. llama-3.2-1b; may be repeated")
+    parser.add_argument("--packed", action="append", default=[], metavar="LAYOUT[:SPARSITY]",
+                        help="a layout of the compressor for the shapes, with the share of weights dropped, e.g. gq4 or bm4:75; may be repeated")
     parser.add_argument("--dense", type=Path, help="the model in a dense layout, a GGUF file")
     parser.add_argument("--zigzag", action="append", default=[], metavar="FILE",
                         help="the same model made by `lacuna quantize` in a zigzag layout; may be repeated")
@@ -100,6 +102,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="JSON file for the rows")
     a = parser.parse_args()
     threads = ["--threads", str(a.threads)]
+    packed: list[tuple[str, list[str]]] = []  # name of the row, flags
+    for entry in a.packed:
+        layout, _, dropped = entry.partition(":")
+        packed.append((f"{layout} {dropped}%" if dropped else layout, ["--layout", layout, *(["--weight-sparsity", dropped] if dropped else [])]))
     sections: list[tuple[str, str, list[tuple[str, object]]]] = []  # title, baseline, [(name, function)]
     harnesses: dict[str, str] = {}  # name of the row -> program; the first one is the baseline
     if a.shape and a.ggml is not None:
@@ -113,6 +119,8 @@ def main() -> int:
                                                  *threads, *extra], "linear")
         rows = [("q4_K", linear("q4_K", 0)), ("zz4_k dense", linear("zz4_k", 0))]
         rows += [(f"zz4_k {level}%", linear("zz4_k", level)) for level in LEVELS]
+        rows += [(name, lambda flags=flags, shape=shape: lacuna_row(a.lacuna, ["--synthetic", shape, *flags, "--what", "linear", "--runs",
+                                                                               str(a.runs), *threads], "linear")) for name, flags in packed]
         rows += [(name, lambda program=program, shape=shape: harness_row(program, shape, a.runs, a.threads))
                  for name, program in harnesses.items()]
         sections.append((f"linear layers, {shape}", next(iter(harnesses), "q4_K"), rows))
@@ -133,6 +141,8 @@ def main() -> int:
             return lambda: lacuna_row(a.lacuna, ["--synthetic", shape, "--layout", layout, *decoding, *extra], "decode")
         rows = [("lacuna q4_K", synthetic("q4_K", 0)), ("zz4_k dense", synthetic("zz4_k", 0))]
         rows += [(f"zz4_k {level}%", synthetic("zz4_k", level)) for level in levels]
+        rows += [(name, lambda flags=flags, shape=shape: lacuna_row(a.lacuna, ["--synthetic", shape, *flags, *decoding], "decode"))
+                 for name, flags in packed]
         if a.llama or a.ik:
             file = a.models / f"synth-{shape}-q4_K.gguf"
             if not file.is_file():
@@ -172,7 +182,7 @@ def main() -> int:
             last = found[name][-1]
             out.append({"section": title, "name": name, "baseline": baseline, "median_ms": statistics.median(times), "min_ms": min(times),
                         "max_ms": max(times), "ratio": ratio["median"], "ratio_min": ratio["min"], "ratio_max": ratio["max"],
-                        "rounds": a.rounds, **{key: last[key] for key in ("layout", "act_sparsity", "bytes", "gb_s", "ceiling_gb_s",
+                        "rounds": a.rounds, **{key: last[key] for key in ("layout", "act_sparsity", "weight_sparsity", "bytes", "gb_s", "ceiling_gb_s",
                                                                           "access_ceiling_gb_s", "checked", "options")
                                             if key in last}})
             row = out[-1]
