@@ -96,6 +96,8 @@ def main() -> int:
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--group-size", type=int, default=128)
     parser.add_argument("--inputs", default="compressed", choices=["compressed", "dense"])
+    parser.add_argument("--first-weight", default="1", help="as `lacuna compress` has it; the papers: 1 (%(default)s)")
+    parser.add_argument("--token-clip", default="0", help="the same; the papers: 0 (%(default)s)")
     parser.add_argument("--ctx", type=int, default=2048)
     parser.add_argument("--chunks", type=int, default=0, help="windows of each text; 0: all")
     parser.add_argument("--dense", action="append", default=[], metavar="NAME=PPL", help="what the dense model must give on a text")
@@ -110,7 +112,7 @@ def main() -> int:
     made_from = built_from(a.lacuna)
     card, driver = gpu() if a.device == "cuda" else ("", "none")
     settings_now = {"model": a.model.name, "calib": a.calib.name, "texts": sorted(texts), "samples": a.samples, "seq_len": a.seq_len,
-                    "inputs": a.inputs, "group_size": a.group_size, "ctx": a.ctx, "chunks": a.chunks, "device": card or "cpu"}
+                    "inputs": a.inputs, "first_weight": a.first_weight, "token_clip": a.token_clip, "group_size": a.group_size, "ctx": a.ctx, "chunks": a.chunks, "device": card or "cpu"}
     kept = {"rows": []}
     if a.output.is_file():
         kept = json.loads(a.output.read_text())
@@ -165,7 +167,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="lacuna-compress-") as folder:
             out = Path(folder) / "model.gguf"
             command = [a.lacuna, "compress", str(a.model), "-o", str(out), "--calib", str(a.calib), "--method", method, *flags,
-                       "--samples", str(a.samples), "--seq-len", str(a.seq_len), "--inputs", a.inputs, "--threads", str(a.threads),
+                       "--samples", str(a.samples), "--seq-len", str(a.seq_len), "--inputs", a.inputs, "--first-weight", a.first_weight, "--token-clip", a.token_clip, "--threads", str(a.threads),
                        "--device", a.device, "--json"]
             try:
                 process = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=a.limit, check=False)

@@ -24,10 +24,11 @@ namespace {
 struct Options : Common {
   std::string model, out, method = "awp+", bits = "none", pattern, layout = "auto", calib, inputs = "compressed", work;
   std::vector<std::string> json_keys;
-  double sparsity = 0;
-  int64_t group_size = 128;
+  std::string order = "prune-first";
+  double sparsity = 0, token_clip = 4, first_weight = 100, damping = solver::Options().damping;
+  int64_t group_size = -1;  // not given
   compress::SampleOptions samples;
-  bool hidden_on_disk = false, keep_work = false;
+  bool hidden_on_disk = false, keep_work = false, symmetric = false;
   int gpu = 0;
 };
 
@@ -62,7 +63,10 @@ solver::Pattern parse_pattern(const Options& options) {
     return out;
   }
   out.sparsity = sparsity;
-  if (name.empty() || name == "row") {
+  if (name.empty()) {
+    const Kind usual = solver::method(options.method).usual;
+    out.kind = usual == Kind::none ? Kind::row : usual;
+  } else if (name == "row") {
     out.kind = Kind::row;
   } else if (name == "unstructured") {
     out.kind = Kind::unstructured;
@@ -97,10 +101,17 @@ int compress(const Options& options) {
   check_out("-o", options.out);
   compress::WalkOptions wanted;
   wanted.method = options.method;
-  wanted.grid = {options.bits == "none" ? 0 : std::stoi(options.bits), options.group_size};
+  const layout::Layout* layout = layout::find(options.layout);
+  const bool own_grid = layout != nullptr && layout->family == layout::Family::two_of_four;
+  const int64_t usual_group = own_grid ? layout->block_cols : solver::Grid().group_size;
+  wanted.grid = {options.bits == "none" ? 0 : std::stoi(options.bits),
+                 options.group_size < 0 ? usual_group : options.group_size, options.symmetric || own_grid};
   wanted.pattern = parse_pattern(options);
   wanted.layout = options.layout;
   wanted.inputs = options.inputs == "dense" ? compress::Inputs::dense : compress::Inputs::compressed;
+  wanted.tokens = {options.first_weight, options.token_clip};
+  wanted.solving.damping = options.damping;
+  wanted.solving.order = options.order == "prune-first" ? solver::Order::prune_first : solver::Order::quantize_first;
   wanted.seed = options.samples.seed;
   wanted.work_folder = options.work.empty() ? options.out + ".work" : options.work;
   wanted.hidden_on_disk = options.hidden_on_disk;
@@ -213,22 +224,27 @@ Action add_compress(CLI::App& program) {
       ->check(CLI::IsMember({"2", "3", "4", "8", "none"}))
       ->capture_default_str()
       ->type_name("B");
-  command->add_option("--group-size", options->group_size, "inputs that share a scale and a zero point; 0: a whole row")
+  command
+      ->add_option("--group-size", options->group_size,
+                   "inputs that share a scale and a zero point; 0: a whole row; default: 128, 64 with --layout nm24_q4")
       ->check(integer_in(0, int64_t{1} << 30))
-      ->capture_default_str()
       ->type_name("G");
+  command->add_flag("--symmetric", options->symmetric,
+                    "the zero point of every group is half of the codes, as nm24_q4 needs it");
   command->add_option("--sparsity", options->sparsity, "share of the weights to drop, in percent")
       ->check(number_in(0, 99.99))
       ->type_name("S");
   command
       ->add_option(
           "--pattern", options->pattern,
-          "which weights may be dropped: row (the same number in every row; default), unstructured (in the whole "
-          "matrix), N:M (all but N of every M inputs), groupG (whole groups of G inputs)")
+          "which weights may be dropped: row (the same number in every row), unstructured (in the whole matrix), N:M "
+          "(all but N of every M inputs), groupG (whole groups of G inputs); default: as the method's paper, "
+          "unstructured for magnitude and sparsegpt, row for the others")
       ->type_name("NAME");
   command
       ->add_option("--layout", options->layout,
-                   "how to store the result; auto: gq for bits alone, bm where weights are dropped")
+                   "how to store the result; auto: gq for bits alone, bm where weights are dropped; nm24_q4: --bits 4 "
+                   "--pattern 2:4")
       ->capture_default_str()
       ->type_name("NAME");
   command
@@ -248,6 +264,33 @@ Action add_compress(CLI::App& program) {
       ->add_option("--inputs", options->inputs,
                    "what a layer's statistics see of the layers before it: compressed (as they will run) or dense")
       ->check(CLI::IsMember({"compressed", "dense"}))
+      ->capture_default_str()
+      ->type_name("NAME");
+  command
+      ->add_option("--token-clip", options->token_clip,
+                   "scale a token of the text down whose squared norm at a layer's input is more than C times its "
+                   "window's median; 0: take all as they are, as the methods' papers do")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str()
+      ->type_name("C");
+  command
+      ->add_option("--first-weight", options->first_weight,
+                   "how much the first token of a window counts in the statistics: attention of trained models rests "
+                   "on it, and a layer that is wrong there is wrong for the whole text; 1: like any other, as the "
+                   "methods' papers do")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str()
+      ->type_name("W");
+  command
+      ->add_option("--damping", options->damping,
+                   "gptq, sparsegpt, awp+: what is added to the second moment's diagonal, as a share of its mean")
+      ->check(CLI::Range(0.0, 1e3))
+      ->capture_default_str()
+      ->type_name("D");
+  command
+      ->add_option("--order", options->order,
+                   "awp with --bits and --sparsity: which projection comes first, prune-first or quantize-first")
+      ->check(CLI::IsMember({"prune-first", "quantize-first"}))
       ->capture_default_str()
       ->type_name("NAME");
   add_seed(*command, options->samples.seed, "which windows of the text are taken, where it has more than --samples");

@@ -37,6 +37,15 @@ const layout::Layout& automatic_layout(const solver::Grid& grid, const solver::P
 
 void check_layout(const layout::Layout& layout, const solver::Grid& grid, const solver::Pattern& pattern) {
   const layout::Layout& fitting = automatic_layout(grid, pattern);
+  if (layout.family == layout::Family::two_of_four) {
+    if (grid.bits != layout.bits || pattern.kind != solver::Pattern::Kind::n_m || pattern.n != 2 || pattern.m != 4)
+      throw Error("--layout {}: holds {} bits of two in every four weights; it needs --bits {} --pattern 2:4",
+                  layout.name, layout.bits, layout.bits);
+    if (grid.group_size != layout.block_cols || !grid.symmetric)
+      throw Error("--layout {}: its scales are for {} inputs, without a zero; leave --group-size out", layout.name,
+                  layout.block_cols);
+    return;
+  }
   if (&layout != &fitting)
     throw Error("--layout {}: what these options give is stored as {}; leave --layout out or give it that", layout.name,
                 fitting.name);

@@ -25,7 +25,8 @@ struct PackedTensor {
 /// The layout that holds what a grid and a pattern make: gqB for integers without dropped weights, bmB with, bm16 for
 /// dropped weights without a grid. Throws Error when neither is asked for.
 const layout::Layout& automatic_layout(const solver::Grid& grid, const solver::Pattern& pattern);
-/// Throws Error that says why when the layout cannot hold such solutions.
+/// Throws Error that says why when the layout cannot hold such solutions. nm24_q4 holds 4 bits under 2:4 on symmetric
+/// grids of 64 inputs.
 void check_layout(const layout::Layout& layout, const solver::Grid& grid, const solver::Pattern& pattern);
 
 /// Packs a solution. Where it has codes, what the bytes decode to is the solution's weight to the last bit (checked);

@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <optional>
 
-#include "compress/statistics.h"
 #include "core/error.h"
 #include "core/mapped_file.h"
 #include "core/progress.h"
@@ -79,6 +78,7 @@ Json settings_of(const io::Checkpoint& checkpoint, const Samples& samples, const
   return {{"method", options.method},
           {"bits", options.grid.bits},
           {"group_size", options.grid.group_size},
+          {"symmetric", options.grid.symmetric},
           {"pattern", int(options.pattern.kind)},
           {"sparsity", options.pattern.sparsity},
           {"n", options.pattern.n},
@@ -86,6 +86,10 @@ Json settings_of(const io::Checkpoint& checkpoint, const Samples& samples, const
           {"group", options.pattern.group},
           {"layout", options.layout},
           {"inputs", options.inputs == Inputs::compressed ? "compressed" : "dense"},
+          {"token_clip", options.tokens.clip},
+          {"first_weight", options.tokens.first},
+          {"damping", options.solving.damping},
+          {"order", int(options.solving.order)},
           {"seed", options.seed},
           {"device", options.device.str()},
           {"threads", options.threads},
@@ -151,8 +155,11 @@ std::array<at::Tensor, model::kInputs> fold_input_scales(
     std::vector<at::Tensor> readers;
     for (size_t m = 0; m < size_t(model::kMatrices); ++m)
       if (model::input_of(Matrix(m)) == input && layer.weight[m].defined()) readers.push_back(layer.weight[m]);
-    const solver::Problem problem{
-        .W = at::cat(readers), .stats = statistics[i], .grid = options.grid, .pattern = options.pattern, .options = {}};
+    const solver::Problem problem{.W = at::cat(readers),
+                                  .stats = statistics[i],
+                                  .grid = options.grid,
+                                  .pattern = options.pattern,
+                                  .options = options.solving};
     scales[i] = solver::input_scale(solver::method(options.method), problem);
   }
   // All are searched on the layer as it was.
@@ -207,7 +214,8 @@ MatrixReport solve_matrix(const std::string& name, const at::Tensor& W, const so
                           at::Tensor& weight, const at::Tensor& scale, const WalkOptions& options,
                           const layout::Layout& layout, std::vector<PackedTensor>& out) {
   const auto start = Clock::now();
-  solver::Problem problem{.W = W, .stats = statistics, .grid = options.grid, .pattern = options.pattern, .options = {}};
+  solver::Problem problem{
+      .W = W, .stats = statistics, .grid = options.grid, .pattern = options.pattern, .options = options.solving};
   MatrixReport report;
   report.loss_before = relative_loss(W, plain_solution(problem), statistics.second_moment);
   problem.W = weight;
@@ -238,6 +246,17 @@ const layout::Layout& chosen_layout(const WalkOptions& options) {
   return *found;
 }
 
+/// Throws Error before any work where a matrix does not fit the layout's blocks.
+void check_shapes(const io::Checkpoint& checkpoint, int64_t layers, const layout::Layout& layout) {
+  for (int64_t index = 0; index < layers; ++index)
+    for (size_t m = 0; m < size_t(model::kMatrices); ++m) {
+      const io::Tensor* tensor = checkpoint.find(model::tensor_name(index, model::Matrix(m)) + ".weight");
+      if (tensor != nullptr && layout.block_cols > 1 && tensor->shape.K % layout.block_cols != 0)
+        throw Error("{}: has {} inputs, {} stores blocks of {}; leave --layout out, the automatic one holds any shape",
+                    tensor->name, tensor->shape.K, layout.name, layout.block_cols);
+    }
+}
+
 }  // namespace
 
 void check(const WalkOptions& options) {
@@ -246,15 +265,25 @@ void check(const WalkOptions& options) {
 }
 
 Json MatrixReport::json() const {
-  return {{"tensor", name},     {"layout", layout},     {"n", N},       {"k", K},         {"loss_before", loss_before},
-          {"loss", loss},       {"sparsity", sparsity}, {"bits", bits}, {"bytes", bytes}, {"iterations", iterations},
-          {"seconds", seconds}, {"curve", curve}};
+  return {{"tensor", name},
+          {"layout", layout},
+          {"n", N},
+          {"k", K},
+          {"loss_before", loss_before},
+          {"loss", loss},
+          {"sparsity", sparsity},
+          {"bits", bits},
+          {"bytes", bytes},
+          {"outlier_share", outlier_share},
+          {"iterations", iterations},
+          {"seconds", seconds},
+          {"curve", curve}};
 }
 
 MatrixReport MatrixReport::from_json(const Json& json) {
-  return {json.at("tensor"),      json.at("layout"),     json.at("n"),        json.at("k"),
-          json.at("loss_before"), json.at("loss"),       json.at("sparsity"), json.at("bits"),
-          json.at("bytes"),       json.at("iterations"), json.at("seconds"),  json.at("curve")};
+  return {json.at("tensor"),     json.at("layout"),   json.at("n"),    json.at("k"),     json.at("loss_before"),
+          json.at("loss"),       json.at("sparsity"), json.at("bits"), json.at("bytes"), json.at("outlier_share"),
+          json.at("iterations"), json.at("seconds"),  json.at("curve")};
 }
 
 std::string layer_path(const std::string& work_folder, int64_t layer) {
@@ -271,6 +300,7 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
   ThreadPool pool(options.threads);
   const Net net(checkpoint, options.device, &pool);
   const int64_t layers = net.config().n_layers;
+  check_shapes(checkpoint, layers, layout);
   open_work_folder(checkpoint, samples, options);
   HiddenStates hidden(net, ids, samples, options.hidden_on_disk ? options.work_folder + "/hidden" : "");
 
@@ -303,7 +333,7 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
       ++report.resumed_layers;
       step(2 * hidden.windows());
     } else {
-      StatisticsSums sums;
+      StatisticsSums sums(options.tokens);
       const auto add = [&](model::Input input, const at::Tensor& x) { sums.add(input, x); };
       for (int64_t w = 0; w < hidden.windows(); ++w, step(1)) {
         if (dense_inputs && !last) {
@@ -327,6 +357,7 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
         report.matrices.push_back(solve_matrix(model::tensor_name(index, model::Matrix(m)) + ".weight", dense.weight[m],
                                                statistics[input], layer.weight[m], scales[input], options, layout,
                                                packed.tensors));
+        report.matrices.back().outlier_share = sums.outlier_share(model::Input(input));
         rows.push_back(report.matrices.back().json());
         if (progress) progress->hide();
         if (on_matrix) on_matrix(report.matrices.back());

@@ -21,9 +21,11 @@
 #include "compress/net.h"
 #include "compress/packed.h"
 #include "compress/samples.h"
+#include "compress/statistics.h"
 #include "io/checkpoint.h"
 #include "io/json.h"
 #include "solver/problem.h"
+#include "solver/solve.h"
 
 namespace lacuna::compress {
 
@@ -35,6 +37,8 @@ struct WalkOptions {
   solver::Pattern pattern;
   std::string layout = "auto";
   Inputs inputs = Inputs::compressed;
+  TokenWeights tokens;
+  solver::Options solving;
   uint64_t seed = 0;
   at::Device device = at::kCPU;
   int threads = 1;
@@ -56,6 +60,7 @@ struct MatrixReport {
   double sparsity = 0;  // share of weights that are dropped
   double bits = 0;      // stored bits a weight
   int64_t bytes = 0;
+  double outlier_share = 0;  // of its input: StatisticsSums::outlier_share
   int iterations = 0;
   double seconds = 0;
   std::vector<double> curve;  // solver::Solution::curve

@@ -33,7 +33,7 @@ at::Tensor search_clip(const at::Tensor& W, const at::Tensor& C, const Grid& gri
     at::Tensor chosen = largest.select(1, g).clone();
     for (int i = 0; i < kTried; ++i) {
       const at::Tensor limit = largest.select(1, g) * (1 - double(i) / kSteps);
-      const Grid whole{grid.bits, 0};
+      const Grid whole{grid.bits, 0, grid.symmetric};
       const Rounded rounded = round_to_grid(w, whole, fit_grid(w, whole, limit.unsqueeze(1)));
       const at::Tensor difference = w - decode(rounded, whole);
       const at::Tensor lost = (difference.matmul(c) * difference).sum(1);

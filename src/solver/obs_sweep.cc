@@ -82,12 +82,12 @@ SweepGrid::SweepGrid(int64_t N, int64_t K, const Grid& grid, const at::Tensor& l
 
 Affine SweepGrid::fit(const at::Tensor& w, const at::Tensor& importance) const {
   const at::Tensor low = w.amin({0}), high = w.amax({0});
-  Affine best = fit_range(low, high, grid_.bits);
+  Affine best = fit_range(low, high, grid_);
   if (!importance.defined()) return best;
   at::Tensor least;
   for (int i = 0; i <= 16; ++i) {
     const double share = 1 - 0.05 * i;
-    const Affine tried = i == 0 ? best : fit_range(low * share, high * share, grid_.bits);
+    const Affine tried = i == 0 ? best : fit_range(low * share, high * share, grid_);
     const at::Tensor value = nearest_code(w, tried, grid_.bits).sub_(tried.zero).mul_(tried.scale);
     const at::Tensor lost = (w - value).square_().mul_(importance).sum(0);
     if (i == 0) {

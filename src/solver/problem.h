@@ -20,6 +20,7 @@ namespace lacuna::solver {
 struct Grid {
   int bits = 0;              // 2, 3, 4, 8; 0: not quantized
   int64_t group_size = 128;  // inputs; the last group of a row may be shorter; 0: the whole row
+  bool symmetric = false;    // every zero is half of the codes, 2^(bits - 1)
 
   int64_t group(int64_t K) const { return group_size <= 0 || group_size > K ? K : group_size; }
   int64_t groups(int64_t K) const { return (K + group(K) - 1) / group(K); }

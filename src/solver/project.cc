@@ -111,13 +111,15 @@ at::Tensor ungrouped(const at::Tensor& groups, int64_t K) {
   return groups.reshape({groups.size(0), groups.size(1) * groups.size(2)}).narrow(1, 0, K).contiguous();
 }
 
-Affine fit_range(const at::Tensor& low, const at::Tensor& high, int bits) {
-  const float codes = float((1 << bits) - 1);
-  const at::Tensor bottom = low.clamp_max(0), range = high.clamp_min(0) - bottom;
-  const at::Tensor scale = (range / codes).to(at::kHalf).to(at::kFloat);
+Affine fit_range(const at::Tensor& low, const at::Tensor& high, const Grid& grid) {
+  const float codes = float((1 << grid.bits) - 1), half = float(1 << (grid.bits - 1));
+  const at::Tensor bottom = low.clamp_max(0), top = high.clamp_min(0), range = top - bottom;
+  const at::Tensor exact = grid.symmetric ? at::maximum(top / (half - 1), bottom / -half) : range / codes;
+  const at::Tensor scale = exact.to(at::kHalf).to(at::kFloat);
   if (!scale.isfinite().all().item<bool>())
     throw Error("a group's weights span {}, but scales are stored as f16: with {} bits they can span {} at most",
-                range.max().item<float>(), bits, 65504.0f * codes);
+                range.max().item<float>(), grid.bits, 65504.0f * codes);
+  if (grid.symmetric) return {scale, at::full_like(scale, half)};
   const at::Tensor empty = scale == 0;
   const at::Tensor zero = (bottom.neg() / scale.masked_fill(empty, 1)).round_().clamp_(0, codes).masked_fill_(empty, 0);
   return {scale, zero};
@@ -130,7 +132,7 @@ Affine fit_grid(const at::Tensor& W, const Grid& grid, const at::Tensor& limit) 
     low = at::maximum(low, limit.neg());
     high = at::minimum(high, limit);
   }
-  return fit_range(low, high, grid.bits);
+  return fit_range(low, high, grid);
 }
 
 at::Tensor nearest_code(const at::Tensor& w, const Affine& affine, int bits) {

@@ -35,9 +35,10 @@ struct Affine {
 };
 
 /// The grid over [min(low, 0), max(high, 0)]: scale = (max - min) / (2^bits - 1) rounded to f16, zero = round(-min /
-/// scale) clamped to the codes, so that 0 is on every grid. A range that f16 rounds to nothing gets scale 0 and decodes
-/// to 0. Throws Error where the scale is past f16.
-Affine fit_range(const at::Tensor& low, const at::Tensor& high, int bits);
+/// scale) clamped to the codes, so that 0 is on every grid. Symmetric grids: zero = h = 2^(bits - 1), the least scale
+/// that holds both ends, max(max / (h - 1), -min / h). A range that f16 rounds to nothing gets scale 0 and decodes to
+/// 0. Throws Error where the scale is past f16.
+Affine fit_range(const at::Tensor& low, const at::Tensor& high, const Grid& grid);
 
 /// The grid of every group of W; limit: [N, groups] or undefined, |w| is taken no larger than it. -> [N, groups]
 Affine fit_grid(const at::Tensor& W, const Grid& grid, const at::Tensor& limit = {});

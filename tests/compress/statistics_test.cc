@@ -46,6 +46,51 @@ TEST(StatisticsSums, AreSecondMomentAndMeanOfAllTokens) {
   }
 }
 
+TEST(StatisticsSums, ClipLargeTokensAndWeighFirstOnes) {
+  constexpr int64_t K = 6;
+  constexpr double kClip = 2, kFirst = 10;
+  at::Tensor x = random_inputs(9, K, 5);
+  x[4].mul_(100);  // a token that would decide alone
+  const at::Tensor second = random_inputs(5, K, 6);
+  StatisticsSums sums({kFirst, kClip});
+  for (int i = 0; i < model::kInputs; ++i) {
+    sums.add(model::Input(i), x);
+    sums.add(model::Input(i), second);
+  }
+  at::Tensor moment = at::zeros({K, K}, at::kDouble), mean = at::zeros({K}, at::kDouble);
+  double weight = 0, squares = 0, outliers = 0;
+  for (const at::Tensor& window : {x.to(at::kDouble), second.to(at::kDouble)}) {
+    const at::Tensor norms = window.square().sum(1);
+    const double median = norms.median().item<double>();
+    for (int64_t t = 0; t < window.size(0); ++t) {
+      const double norm = norms[t].item<double>(), w = t == 0 ? kFirst : 1;
+      const at::Tensor token = window[t] * std::sqrt(std::min(1.0, kClip * median / norm));
+      moment += w * token.unsqueeze(1) * token.unsqueeze(0);
+      mean += w * token.abs();
+      weight += w;
+      squares += norm;
+      if (norm > 10 * median) outliers += norm;
+    }
+  }
+  ASSERT_GT(outliers, 0.9 * squares);
+  const auto all = sums.finish(0);
+  for (int i = 0; i < model::kInputs; ++i) {
+    const solver::Statistics& got = all[size_t(i)];
+    const at::Tensor wanted = moment / weight;
+    EXPECT_LT((got.second_moment.to(at::kDouble) - wanted).abs().max().item<double>(),
+              1e-5 * wanted.abs().max().item<double>());
+    EXPECT_LT(((got.mean_abs.to(at::kDouble) - mean / weight) / (mean / weight)).abs().max().item<double>(), 1e-5);
+    EXPECT_NEAR(sums.outlier_share(model::Input(i)), outliers / squares, 1e-6);
+  }
+}
+
+TEST(StatisticsSums, SilentTokensStaySilent) {
+  StatisticsSums sums({100, 4});
+  for (int i = 0; i < model::kInputs; ++i) sums.add(model::Input(i), at::zeros({5, 3}, at::kFloat));
+  for (const solver::Statistics& got : sums.finish(0)) EXPECT_TRUE((got.second_moment == 0).all().item<bool>());
+  EXPECT_EQ(sums.outlier_share(model::Input::attn_in), 0);
+}
+
 TEST(StatisticsSums, SayWhichLayerAndInputOverflow) {
   StatisticsSums sums;
   for (int i = 0; i < model::kInputs; ++i) {

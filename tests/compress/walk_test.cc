@@ -11,6 +11,7 @@
 #include "core/rng.h"
 #include "layout/layout.h"
 #include "model/decoder.h"
+#include "model/synth.h"
 #include "test_support.h"
 
 namespace lacuna::compress {
@@ -171,6 +172,88 @@ TEST(Walk, InputsDecideWhatLaterLayersSee) {
   EXPECT_NE(compressed.matrices.back().loss, dense.matrices.back().loss);
 }
 
+/// A llama with random weights whose matrices have 64 and 128 inputs.
+void write_wide_model(const std::string& path) {
+  constexpr model::ModelShape kShape{.name = "wide",
+                                     .architecture = "llama",
+                                     .n_layers = 2,
+                                     .n_embd = 64,
+                                     .n_heads = 4,
+                                     .n_kv_heads = 2,
+                                     .head_dim = 16,
+                                     .n_ff = 128,
+                                     .n_vocab = 300,
+                                     .n_ctx = 256,
+                                     .norm_eps = 1e-5,
+                                     .rope_base = 10000,
+                                     .rope_factor = 1,
+                                     .tied = false,
+                                     .qkv_bias = false};
+  ThreadPool pool(1);
+  model::synthesize(kShape, path, {.layout = layout::Id::f32, .head_layout = layout::Id::f32, .progress = false}, pool);
+}
+
+TEST(Walk, TwoOfFourWithFourBitsGoIntoTheirLayout) {
+  const test::TempDir folder;
+  write_wide_model(folder.file("model.gguf"));
+  const io::Checkpoint checkpoint = io::Checkpoint::open(folder.file("model.gguf"));
+  for (const char* method : {"sparsegpt", "awp", "awp+", "awq+wanda", "wanda+awq"}) {
+    SCOPED_TRACE(method);
+    WalkOptions options = options_for(folder.file(method), method, 4, 0);
+    options.grid = {4, 64, true};
+    options.pattern = {solver::Pattern::Kind::n_m, 0.5, 2, 4};
+    options.layout = "nm24_q4";
+    const std::string file = folder.file("out.gguf");
+    const WalkReport report = compress_to(checkpoint, options, file);
+    const io::Checkpoint out = io::Checkpoint::open(file);
+    for (const MatrixReport& matrix : report.matrices) {
+      const io::Tensor& tensor = out.require(matrix.name);
+      EXPECT_EQ(tensor.layout->id, layout::Id::nm24_q4);
+      EXPECT_EQ(matrix.bits, 3.25);
+      if (method[0] == 'a' && method[2] == 'p')
+        EXPECT_LT(matrix.loss, matrix.loss_before) << matrix.name;
+      else
+        EXPECT_LT(matrix.loss, 0.5) << matrix.name;  // what any two of four lose
+      const auto w = weights_of(tensor);
+      for (size_t k = 0; k < w.size(); k += 4)
+        EXPECT_LE(4 - std::count(&w[k], &w[k] + 4, 0.0f), 2) << matrix.name << ", " << k;
+    }
+    const std::vector<int32_t> prompt = {1, 2, 3};
+    for (const float logit : last_logits(file, prompt)) ASSERT_TRUE(std::isfinite(logit));
+  }
+}
+
+TEST(Walk, RefusesALayoutThatAMatrixDoesNotFitBeforeAnyWork) {
+  const test::TempDir folder;
+  const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture("hf/llama_mha"));
+  WalkOptions options = options_for(folder.file("work"), "awp", 4, 0);
+  options.grid = {4, 64, true};
+  options.pattern = {solver::Pattern::Kind::n_m, 0.5, 2, 4};
+  options.layout = "nm24_q4";
+  try {
+    compress_to(checkpoint, options, folder.file("out.gguf"));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("blk.0.attn_q.weight: has 32 inputs, nm24_q4 stores blocks of 64"));
+  }
+  EXPECT_FALSE(std::filesystem::exists(options.work_folder));
+}
+
+TEST(Walk, WeightsOfTokensReachTheSolver) {
+  const test::TempDir folder;
+  const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture("hf/llama_mha"));
+  auto options = options_for(folder.file("a"), "gptq", 2, 0);
+  compress_to(checkpoint, options, folder.file("a.gguf"));
+  options.tokens.first = 100;
+  options.work_folder = folder.file("b");
+  const WalkReport weighted = compress_to(checkpoint, options, folder.file("b.gguf"));
+  EXPECT_NE(test::read_text(folder.file("a.gguf")), test::read_text(folder.file("b.gguf")));
+  const WalkReport again = compress_to(checkpoint, options, folder.file("b.gguf"));
+  EXPECT_EQ(again.resumed_layers, model::read_config(checkpoint).n_layers);
+  for (size_t i = 0; i < again.matrices.size(); ++i)
+    EXPECT_EQ(again.matrices[i].outlier_share, weighted.matrices[i].outlier_share);
+}
+
 TEST(Walk, OnCudaAsGoodAsOnTheCpuAndTheSameFileAgain) {
   if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no CUDA device, or a LibTorch without CUDA";
   for (const std::string& name : kModels) {
@@ -243,6 +326,12 @@ TEST(Walk, ChecksWhatGoesTogether) {
   EXPECT_THAT(message(wrong), HasSubstr("is stored as bm4"));
   wrong.layout = "gq5";
   EXPECT_THAT(message(wrong), HasSubstr("known are auto"));
+  wrong.layout = "nm24_q4";
+  EXPECT_THAT(message(wrong), HasSubstr("it needs --bits 4 --pattern 2:4"));
+  wrong.pattern = {solver::Pattern::Kind::n_m, 0.5, 2, 4};
+  EXPECT_THAT(message(wrong), HasSubstr("leave --group-size out"));
+  wrong.grid = {4, 64, true};
+  EXPECT_EQ(message(wrong), "");
 }
 
 }  // namespace

@@ -152,6 +152,23 @@ TEST(Grid, ZeroGroupsDecodeToZero) {
   }
 }
 
+TEST(Grid, SymmetricOnesHaveOneZeroAndHoldBothEnds) {
+  for (const int bits : {2, 3, 4, 8}) {
+    const float half = float(1 << (bits - 1));
+    const Grid grid{bits, 4, true};
+    const at::Tensor W = matrix(3, 4, {-1, 0.25f, 0.5f, 1, 0, 0, 0, 0, -3, -2, -1, -0.5f});
+    const Rounded rounded = round_to_grid(W, grid, fit_grid(W, grid));
+    EXPECT_TRUE((rounded.affine.zero == half).all().item<bool>());
+    const auto scale = [&](int64_t row) { return rounded.affine.scale[row][0].item<float>(); };
+    EXPECT_NEAR(scale(0), 1 / (half - 1), 0x1p-11 / (half - 1));
+    EXPECT_EQ(scale(1), 0);
+    EXPECT_NEAR(scale(2), 3 / half, 3 * 0x1p-11 / half);
+    const at::Tensor difference = (decode(rounded, grid) - W).abs();
+    for (const int64_t row : {0, 1, 2})  // half a step, and f16's rounding of the scale at the ends
+      EXPECT_LE(difference[row].max().item<float>(), scale(row) * (0.5f + half * 0x1p-11f)) << bits;
+  }
+}
+
 TEST(Grid, RefusesScalesPastF16) {
   const at::Tensor W = matrix(1, 2, {-1e6f, 1e6f});
   EXPECT_THROW(fit_grid(W, Grid{4, 0}), Error);
