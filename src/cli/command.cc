@@ -226,6 +226,7 @@ Tokenizer make_tokenizer(const io::Checkpoint& checkpoint) {
 
 io::Checkpoint open_weights(const std::string& path) {
   io::Checkpoint checkpoint = io::Checkpoint::open(path);
+  for (const std::string& warning : checkpoint.warnings()) spdlog::warn("{}: {}", path, warning);
   if (checkpoint.tensors().empty())
     throw Error("{}: has no weights{}", path,
                 checkpoint.vocabulary().model == Vocabulary::Model::none

@@ -19,6 +19,7 @@ namespace lacuna::cli {
 namespace {
 
 constexpr const char* kMatchSource = "zigzag";
+constexpr const char* kKeepSource = "source";
 
 struct Options : Common {
   std::string model, out, layout = "q4_K", head_layout, embedding_layout;
@@ -58,13 +59,22 @@ int quantize(const Options& options) {
   check_out("-o", options.out);
   io::QuantizeOptions wanted;
   wanted.match_source = options.layout == kMatchSource;
-  wanted.layout = wanted.match_source ? layout::Id::zz4_k : layout_named("--layout", options.layout);
+  wanted.keep_source = options.layout == kKeepSource;
+  if (wanted.keep_source && (options.tile_rows != "0" || options.group_size >= 0))
+    throw Error("--layout {}: each matrix keeps its own tiles and groups; leave out --tile-rows and --group-size",
+                kKeepSource);
+  wanted.layout = wanted.match_source  ? layout::Id::zz4_k
+                  : wanted.keep_source ? layout::Id::f32
+                                       : layout_named("--layout", options.layout);
   if (!options.head_layout.empty()) wanted.head_layout = layout_named("--head-layout", options.head_layout);
   if (!options.embedding_layout.empty())
     wanted.embedding_layout = layout_named("--embedding-layout", options.embedding_layout);
   wanted.params.group_size = group_size_of(layout::get(wanted.layout), options.group_size);
   wanted.pure = options.pure;
-  if (wanted.pure && wanted.match_source) throw Error("--pure: --layout {} is a mix", kMatchSource);
+  if (wanted.pure && (wanted.match_source || wanted.keep_source))
+    throw Error("--pure: --layout {} is a mix", options.layout);
+  if (wanted.keep_source && (wanted.head_layout || wanted.embedding_layout))
+    throw Error("--layout {} keeps the output head and the embedding table as they are too", kKeepSource);
   wanted.strict = options.strict;
 
   const auto start = std::chrono::steady_clock::now();
@@ -132,9 +142,13 @@ Action add_quantize(CLI::App& program) {
   command
       ->add_option("--layout", options->layout,
                    fmt::format("one of {}; or {}: each matrix in the zigzag layout that has its bits (q4_K: zz4_k, "
-                               "q6_K: zz6_k, and so on), embedding table and head as they are",
-                               layout::known_names(), kMatchSource))
-      ->check([](const std::string& text) { return text == kMatchSource ? std::string() : layout_name()(text); })
+                               "q6_K: zz6_k, and so on), embedding table and head as they are; or {}: every matrix as "
+                               "it is stored, so that a folder that another program has quantized (GPTQ, AWQ, "
+                               "compressed-tensors) or a split model becomes one file with the same values",
+                               layout::known_names(), kMatchSource, kKeepSource))
+      ->check([](const std::string& text) {
+        return text == kMatchSource || text == kKeepSource ? std::string() : layout_name()(text);
+      })
       ->capture_default_str()
       ->type_name("NAME");
   command

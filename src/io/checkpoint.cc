@@ -23,7 +23,9 @@ struct Checkpoint::Data {
   Metadata metadata;
   Vocabulary vocabulary;
   std::vector<MappedFile> files;
-  std::vector<std::vector<std::byte>> realigned;  // copies of the few tensors that a file places at an odd address
+  // Imported weights, and copies of the few tensors that a file places at an odd address.
+  std::vector<std::vector<std::byte>> owned;
+  std::vector<std::string> warnings;
   std::vector<Tensor> tensors;
   std::map<std::string, size_t, std::less<>> index;
 
@@ -99,8 +101,16 @@ void Checkpoint::Data::read_huggingface() {
   metadata = std::move(folder.metadata);
   vocabulary = std::move(folder.vocabulary);
   architecture = std::move(folder.architecture);
+  warnings = std::move(folder.warnings);
   for (HfTensor& tensor : folder.tensors) {
     SafetensorsEntry& entry = tensor.entry;
+    if (tensor.imported) {
+      ImportedMatrix& matrix = *tensor.imported;
+      owned.push_back(std::move(matrix.bytes));
+      add(std::move(tensor.name), *matrix.layout, {matrix.shape.N, matrix.shape.K}, matrix.shape, owned.back(),
+          matrix.params);
+      continue;
+    }
     const layout::Layout* layout = safetensors_layout(entry.dtype);
     if (layout == nullptr)
       throw Error("{}: tensor {}: dtype {} is not supported for weights; known are F32, F16, BF16", tensor.file,
@@ -110,8 +120,8 @@ void Checkpoint::Data::read_huggingface() {
                   fmt::join(entry.dims, ", "));
     std::span<const std::byte> bytes = entry.bytes;
     if (reinterpret_cast<uintptr_t>(bytes.data()) % size_t(layout->block_bytes) != 0) {
-      realigned.emplace_back(bytes.begin(), bytes.end());
-      bytes = realigned.back();
+      owned.emplace_back(bytes.begin(), bytes.end());
+      bytes = owned.back();
     }
     const layout::Shape shape = fold(entry.dims);
     add(std::move(tensor.name), *layout, std::move(entry.dims), shape, bytes);
@@ -147,6 +157,7 @@ std::string Checkpoint::architecture() const { return data_->architecture; }
 const Metadata& Checkpoint::metadata() const { return data_->metadata; }
 const Vocabulary& Checkpoint::vocabulary() const { return data_->vocabulary; }
 const std::vector<Tensor>& Checkpoint::tensors() const { return data_->tensors; }
+const std::vector<std::string>& Checkpoint::warnings() const { return data_->warnings; }
 
 RopePairs Checkpoint::rope_pairs() const {
   return data_->source == Source::gguf && data_->architecture == "llama" ? RopePairs::adjacent : RopePairs::halves;

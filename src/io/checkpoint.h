@@ -2,7 +2,8 @@
 //
 // Both kinds present GGUF's tensor names (token_embd.weight, blk.3.attn_q.weight, ...) and GGUF's metadata keys; a
 // Hugging Face folder's config.json, generation_config.json and tokenizer are translated into the keys that llama.cpp's
-// converter would write, so that everything above reads one vocabulary of names. Weights stay in the mapped file. One
+// converter would write, so that everything above reads one vocabulary of names. Weights stay in the mapped file, but
+// for those that another program has quantized or pruned, which are put into our layouts in memory (io/import.h). One
 // thing differs and is told: llama-type GGUF files hold the rows of attn_q and attn_k permuted for rotary pairs (2i,
 // 2i+1); Hugging Face files do not (pairs i, i + d/2).
 #pragma once
@@ -27,7 +28,7 @@ struct Tensor {
   layout::Shape shape;               // [N, K] of a matrix; dims beyond two are folded into N
   std::vector<int64_t> dims;         // as in the file, slowest first (GGUF's ne reversed)
   std::span<const std::byte> bytes;  // canonical bytes, valid as long as the Checkpoint
-  layout::Params params = {};        // of the layout, from lacuna.manifest
+  layout::Params params = {};        // of the layout, from lacuna.manifest or the importer
 };
 
 enum class Source : uint8_t { gguf, huggingface };
@@ -58,6 +59,8 @@ class Checkpoint {
   const Tensor& require(std::string_view name) const;
   /// Bytes of all files that hold weights.
   int64_t file_bytes() const;
+  /// What the user should know of the weights, a sentence each: what a quantized folder asks for and does not get.
+  const std::vector<std::string>& warnings() const;
 
  private:
   struct Data;

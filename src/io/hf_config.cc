@@ -24,8 +24,7 @@ constexpr Family kFamilies[] = {{"llama", "llama", "LlamaForCausalLM", false},
                                 {"opt", "opt", "OPTForCausalLM", true}};
 
 // Keys that change what a model computes and that nothing here computes; null, false and 0 mean "not used".
-constexpr const char* kUnsupported[] = {"quantization_config",
-                                        "num_experts",
+constexpr const char* kUnsupported[] = {"num_experts",
                                         "num_local_experts",
                                         "n_routed_experts",
                                         "moe_intermediate_size",
@@ -53,9 +52,12 @@ class Reader {
   HfConfig read() {
     find_family();
     for (const char* key : kUnsupported) {
-      const json* value = in_.find(key);
-      if (value != nullptr && *value != json(false) && *value != json(0))
-        throw Error("{}: \"{}\" is set, which this program does not support", where_, key);
+      if (is_set(key)) throw Error("{}: \"{}\" is set, which this program does not support", where_, key);
+    }
+    for (const char* key : {"compression_config", "quantization_config"}) {
+      if (!is_set(key)) continue;
+      out_.quantization = *in_.object(key);
+      out_.quantization_key = key;
     }
     out_.block_count = positive("num_hidden_layers");
     out_.vocab_size = positive("vocab_size");
@@ -73,6 +75,12 @@ class Reader {
   }
 
  private:
+  /// Neither absent nor null, false or 0.
+  bool is_set(const char* key) const {
+    const json* value = in_.find(key);
+    return value != nullptr && *value != json(false) && *value != json(0);
+  }
+
   void find_family() {
     const std::string type = in_.need_string("model_type");
     for (const Family& family : kFamilies)

@@ -13,6 +13,7 @@
 //   opt.final_layer_norm (the one after the last layer), opt.activation_function ("relu")
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
@@ -26,6 +27,10 @@ struct HfConfig {
   std::string architecture;
   int64_t block_count = 0, vocab_size = 0;
   bool tied = false;  // the output head is the embedding
+  /// How another program quantized the weights: "quantization_config" or the older "compression_config"; null: it did
+  /// not.
+  nlohmann::json quantization;
+  std::string quantization_key;
 };
 
 /// Throws Error for a model type that is not one of the above (lists them) and for every option that this program does

@@ -8,6 +8,8 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/progress.h"
+#include "core/thread_pool.h"
 #include "io/checkpoint.h"
 #include "io/hf_config.h"
 #include "io/hf_names.h"
@@ -22,6 +24,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kGptqConfig = "quantize_config.json";
+constexpr int64_t kOneThreadBytes = int64_t{1} << 22;  // of weights, which one thread unpacks at once
 
 /// File name -> the tensors to read from it. Empty set: all.
 using Plan = std::map<std::string, std::set<std::string>>;
@@ -47,8 +51,8 @@ Plan plan_files(const fs::path& folder) {
   throw Error("{}: neither {} nor {} is there; only safetensors weights are read", folder.string(), kSingle, kIndex);
 }
 
-void read_file_tensors(const fs::path& path, const std::set<std::string>& wanted, const HfConfig& config,
-                       HfFolder& out) {
+void read_file_tensors(const fs::path& path, const std::set<std::string>& wanted, HfFolder& out,
+                       std::vector<FileTensor>& tensors) {
   const std::string where = path.string();
   if (!file_exists(path))
     throw Error("{}: this shard is missing; the index names it for tensor {}", where,
@@ -56,13 +60,75 @@ void read_file_tensors(const fs::path& path, const std::set<std::string>& wanted
   out.files.emplace_back(where);
   auto entries = parse_safetensors(out.files.back().bytes(), where);
   std::set<std::string_view> missing(wanted.begin(), wanted.end());
-  for (SafetensorsEntry& entry : entries) {
-    if (!wanted.empty() && missing.erase(entry.name) == 0) continue;
-    std::string name = gguf_tensor_name(config.architecture, config.block_count, entry.name, where);
-    if (!name.empty()) out.tensors.push_back({std::move(name), std::move(entry), where});
-  }
+  for (SafetensorsEntry& entry : entries)
+    if (wanted.empty() || missing.erase(entry.name) != 0) tensors.push_back({std::move(entry), where});
   if (!missing.empty())
     throw Error("{}: tensor {} is missing; the index says that it is in this file", where, *missing.begin());
+}
+
+/// Tensors that are weights themselves.
+void add_plain(const HfConfig& config, FileTensor& tensor, HfFolder& out) {
+  std::string name = gguf_tensor_name(config.architecture, config.block_count, tensor.entry.name, tensor.file);
+  if (!name.empty()) out.tensors.push_back({std::move(name), std::move(tensor.entry), std::move(tensor.file)});
+}
+
+/// Module and part of a tensor's name. "x.weight.bitmask" is an older name of "x.bitmask".
+std::pair<std::string_view, std::string_view> split_name(std::string_view name) {
+  const size_t dot = std::min(name.rfind('.'), name.size());
+  std::string_view module = name.substr(0, dot);
+  if (module.ends_with(".weight")) module.remove_suffix(std::string_view(".weight").size());
+  return {module, name.substr(std::min(dot + 1, name.size()))};
+}
+
+/// Modules that an importer takes become one tensor each, at the place of their first; the others stay.
+void add_imported(const HfConfig& config, Importer& importer, std::vector<FileTensor>& tensors, HfFolder& out) {
+  std::map<std::string, ModuleTensors, std::less<>> modules;
+  for (const FileTensor& tensor : tensors) {
+    const auto [name, part] = split_name(tensor.entry.name);
+    if (importer.use_of(part) == PartUse::read)
+      modules.try_emplace(std::string(name), std::string(name)).first->second.add(part, tensor);
+  }
+  std::erase_if(modules, [&](const auto& module) { return !importer.takes(module.second); });
+  int64_t total = 0;
+  for (const auto& [name, module] : modules) total += module.bytes();
+  std::optional<ThreadPool> pool;
+  std::optional<Progress> progress;
+  if (total > kOneThreadBytes) {
+    pool.emplace();
+    progress.emplace("Unpacking", total, "B");
+  }
+  std::set<std::string_view> done;
+  for (FileTensor& tensor : tensors) {
+    const auto [name, part] = split_name(tensor.entry.name);
+    const PartUse use = importer.use_of(part);
+    if (use == PartUse::drop) continue;
+    const auto found = use == PartUse::read ? modules.find(name) : modules.end();
+    if (found == modules.end()) {
+      add_plain(config, tensor, out);
+      continue;
+    }
+    const ModuleTensors& module = found->second;
+    if (!done.insert(module.name()).second) continue;
+    const std::string weight = module.name() + ".weight";
+    out.tensors.push_back({gguf_tensor_name(config.architecture, config.block_count, weight, tensor.file), tensor.entry,
+                           tensor.file, importer.import(module, pool ? &*pool : nullptr)});
+    if (progress) progress->add(module.bytes());
+    module.release();
+  }
+  out.warnings = importer.warnings();
+}
+
+/// How the weights were quantized: config.json says it, or, in AutoGPTQ's first folders, a file of its own. nullptr:
+/// they were not.
+std::unique_ptr<Importer> find_importer(const fs::path& folder, const HfConfig& config,
+                                        const std::string& config_path) {
+  if (!config.quantization.is_null())
+    return make_importer(config.quantization, config_path + ": " + config.quantization_key);
+  const std::string path = (folder / kGptqConfig).string();
+  if (!file_exists(path)) return nullptr;
+  nlohmann::json gptq = parse_json_object(read_file(path), path);
+  gptq.emplace("quant_method", "gptq");
+  return make_importer(gptq, path);
 }
 
 /// A head that repeats the embedding byte for byte is the tied head once more; one that differs is kept.
@@ -78,6 +144,7 @@ void settle_tied_head(const HfConfig& config, HfFolder& out, const std::string& 
     return;
   }
   if (!config.tied || embedding == out.tensors.end()) return;
+  if (head->imported || embedding->imported) return;
   const auto& a = head->entry;
   const auto& b = embedding->entry;
   if (a.dtype == b.dtype && a.dims == b.dims &&
@@ -94,9 +161,15 @@ HfFolder open_huggingface(const std::string& path) {
   HfConfig config = read_hf_config(config_text, config_path);
   HfFolder out;
   out.architecture = config.architecture;
+  const std::unique_ptr<Importer> importer = find_importer(folder, config, config_path);
   const Plan plan = plan_files(folder);
   out.files.reserve(plan.size());
-  for (const auto& [name, wanted] : plan) read_file_tensors(folder / name, wanted, config, out);
+  std::vector<FileTensor> tensors;
+  for (const auto& [name, wanted] : plan) read_file_tensors(folder / name, wanted, out, tensors);
+  if (importer)
+    add_imported(config, *importer, tensors, out);
+  else
+    for (FileTensor& tensor : tensors) add_plain(config, tensor, out);
   std::set<std::string_view> names;
   for (const HfTensor& tensor : out.tensors)
     if (!names.insert(tensor.name).second) throw Error("{}: two tensors are named {}", tensor.file, tensor.name);

@@ -2,11 +2,13 @@
 // tokenizer.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/mapped_file.h"
 #include "core/vocabulary.h"
+#include "io/import.h"
 #include "io/metadata.h"
 #include "io/safetensors.h"
 
@@ -16,6 +18,7 @@ struct HfTensor {
   std::string name;  // GGUF's
   SafetensorsEntry entry;
   std::string file;
+  std::optional<ImportedMatrix> imported = {};  // put together from several tensors, of which `entry` is one
 };
 
 struct HfFolder {
@@ -24,10 +27,11 @@ struct HfFolder {
   Vocabulary vocabulary;
   std::vector<MappedFile> files;  // keeps the entries' bytes alive
   std::vector<HfTensor> tensors;  // in file order
+  std::vector<std::string> warnings;
 };
 
-/// Reads and checks everything but the weights' values. With an index, its weight_map decides what is read and from
-/// where.
+/// Reads and checks everything but the weights' values; those that another program has quantized or pruned are put into
+/// our layouts (io/import.h). With an index, its weight_map decides what is read and from where.
 HfFolder open_huggingface(const std::string& folder);
 
 }  // namespace lacuna::io

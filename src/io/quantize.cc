@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <optional>
 
 #include "core/error.h"
@@ -40,7 +41,7 @@ layout::Id matching_zigzag(const Tensor& tensor) {
 
 layout::Id wanted_layout(const Checkpoint& source, const Tensor& tensor, const QuantizeOptions& options) {
   if (!is_matrix(tensor)) return layout::Id::f32;
-  if (tensor.name == "position_embd.weight") return tensor.layout->id;
+  if (tensor.name == "position_embd.weight" || options.keep_source) return tensor.layout->id;
   const bool embedding = tensor.name == "token_embd.weight";
   const bool head = tensor.name == "output.weight" || (embedding && !source.find("output.weight"));
   if (options.match_source) {  // `pure` is of no meaning then
@@ -99,8 +100,9 @@ class Converter {
   /// of the source's bytes.
   std::string grouped(ThreadPool& pool, std::vector<std::byte>& out) const {
     if (&from_ == &to_ && own_params(to_, tensor_.params) == own_params(to_, params_)) {
-      layout::check_bytes(from_, tensor_.shape, tensor_.bytes, tensor_.params);
+      naming_file(tensor_.name, [&] { layout::check_bytes(from_, tensor_.shape, tensor_.bytes, tensor_.params); });
       out.assign(tensor_.bytes.begin(), tensor_.bytes.end());
+      if (!order_.empty()) layout::permute_rows(from_, tensor_.shape, tensor_.params, tensor_.bytes, order_, out);
       return sha256_hex(tensor_.bytes);
     }
     if (to_.family == layout::Family::two_of_four)
@@ -234,8 +236,12 @@ class Converter {
     if (from_.zigzag)
       layout::decode_zigzag_columns(from_, tensor_.shape, tensor_.params, tensor_.bytes, region.row0, region.rows,
                                     region.k0, region.cols, w.data());
-    else if (is_grouped(from_))
+    else if (is_grouped(from_) && order_.empty())
       layout::decode_rows(from_, tensor_.shape, tensor_.bytes, region.row0, region.rows, w.data(), tensor_.params);
+    else if (is_grouped(from_))
+      for (int64_t i = 0; i < region.rows; ++i)
+        layout::decode_rows(from_, tensor_.shape, tensor_.bytes, source_row(region.row0 + i), 1, &w[size_t(i * K_)],
+                            tensor_.params);
     else
       for (int64_t i = 0; i < region.rows; ++i)
         from_.decode_row(from_, source_bytes(region.row0 + i, region.k0, region.cols),
@@ -327,6 +333,13 @@ void check_options(const QuantizeOptions& options) {
                   layout::known_row_names());
 }
 
+/// The layout of most of the file's bytes.
+layout::Id largest_share(const QuantizeReport& report) {
+  std::map<layout::Id, int64_t> bytes;
+  for (const QuantizeReport::Tensor& tensor : report.tensors) bytes[tensor.stored->id] += tensor.bytes;
+  return std::ranges::max_element(bytes, {}, [](const auto& one) { return one.second; })->first;
+}
+
 }  // namespace
 
 std::vector<const QuantizeReport::Tensor*> QuantizeReport::fell_back() const {
@@ -346,6 +359,7 @@ QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& op
     const layout::Layout& stored = layout::get(layout::fitting_layout(wanted, tensor.shape.K));
     const auto own = options.tensor_params.find(tensor.name);
     layout::Params params = own_params(stored, own == options.tensor_params.end() ? options.params : own->second);
+    if (options.keep_source && tensor.layout == &stored) params = tensor.params;
     if (stored.family == layout::Family::bitmask) {
       const bool moved = tensor.layout == &stored && tensor.params.group_size == params.group_size;
       params =
@@ -405,7 +419,8 @@ QuantizeReport quantize(const Checkpoint& source, const std::string& path, const
   for (const QuantizeReport::Tensor& tensor : report.tensors)
     plan.push_back({tensor.name, tensor.stored, tensor.dims, tensor.params});
   const std::vector<float> rope_factors = llama3_rope_factors(source);
-  GgufWriter writer(path, gguf_metadata(source, options.layout), std::move(plan));
+  const layout::Id most = options.keep_source ? largest_share(report) : options.layout;
+  GgufWriter writer(path, gguf_metadata(source, most), std::move(plan));
 
   std::optional<Progress> progress;
   if (options.progress) progress.emplace("quantize", report.bytes, "B");

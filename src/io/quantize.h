@@ -15,8 +15,9 @@
 // nothing else. That is llama.cpp's rule for the head; its Q4_K_M and Q4_K_S mixes also give some attn_v and ffn_down
 // more bits, which this does not. With `match_source` a file's own mix is kept instead: every matrix that a token is
 // multiplied with gets the zigzag layout of its own K-quant (else the smallest one with no fewer bits), embedding and
-// head stay as they are. Rows that do not fit a layout's blocks fall back (layout/fallback.h); the report
-// names them.
+// head stay as they are. With `keep_source` every matrix keeps its layout and its bytes: another program's checkpoint
+// (io/import.h) or several files become one file that holds the same values. Rows that do not fit a layout's blocks
+// fall back (layout/fallback.h); the report names them.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +39,7 @@ struct QuantizeOptions {
   std::optional<layout::Id> head_layout = {}, embedding_layout = {};  // row layouts
   bool pure = false;                                                  // every matrix in `layout`
   bool match_source = false;                                          // zigzag, each in its own bits; not `layout`
+  bool keep_source = false;                                           // each as it is stored; not `layout`
   bool strict = false;                                                // a tensor that would fall back is an Error
   bool progress = true;
 };
@@ -66,9 +68,9 @@ QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& op
 
 /// Writes `path` (atomically; nothing is left on an error). A matrix is in memory at most once, in its new layout; gq
 /// and bm: and its codes as bytes (bm16: as floats). Between zigzag layouts that differ in tile_rows only, superblocks
-/// are moved, not encoded again. q and k rows of a Hugging Face "llama" are put into GGUF's order of rotary pairs.
-/// Throws Error naming the tensor for NaN and infinity and for values that the layout cannot hold; where `path` is the
-/// source's own file.
+/// are moved, not encoded again; a matrix that stays in its layout is copied. q and k rows of a Hugging Face "llama"
+/// are put into GGUF's order of rotary pairs. Throws Error naming the tensor for NaN and infinity and for values that
+/// the layout cannot hold; where `path` is the source's own file.
 QuantizeReport quantize(const Checkpoint& source, const std::string& path, const QuantizeOptions& options,
                         ThreadPool& pool);
 

@@ -171,6 +171,24 @@ void pack_bitmask_codes(const Layout& layout, Shape shape, Params params, const 
   });
 }
 
+void permute_bitmask_rows(const Layout& layout, Shape shape, Params params, std::span<const std::byte> bytes,
+                          std::span<const int64_t> order, std::span<std::byte> out) {
+  const BitmaskMap map(layout, shape, params);
+  std::ranges::fill(out, std::byte{0});
+  uint32_t start = 0;
+  for (int64_t n = 0; n < shape.N; ++n) {
+    const int64_t from = order[size_t(n)];
+    const BitmaskRow row = bitmask_row(map, shape, params, bytes, from);
+    std::memcpy(out.data() + 4 * n, &start, sizeof(start));
+    for (const auto& [section, size] :
+         {std::pair{map.scale, 2 * map.groups}, {map.zero, 2 * map.groups}, {map.mask, map.mask_row}})
+      std::memcpy(out.data() + section + n * size, bytes.data() + section + from * size, size_t(size));
+    std::memcpy(out.data() + map.code + int64_t{start} * map.bits, row.code, size_t(row.octets * map.bits));
+    start += uint32_t(row.octets);
+  }
+  std::memcpy(out.data() + 4 * shape.N, &start, sizeof(start));
+}
+
 void begin(const Layout& layout, Shape shape, Params params, std::vector<std::byte>& out) {
   const int64_t bytes = layout.size_bytes(shape, params);
   out.clear();  // what is not written stays zero
@@ -238,6 +256,14 @@ Params pack_values(const Layout& layout, Shape shape, std::span<const float> w, 
     }
   });
   return params;
+}
+
+void permute_rows(const Layout& layout, Shape shape, Params params, std::span<const std::byte> bytes,
+                  std::span<const int64_t> order, std::span<std::byte> out) {
+  assert(layout.family != Family::zigzag && out.size() == bytes.size() && int64_t(order.size()) == shape.N);
+  if (layout.family == Family::bitmask) return permute_bitmask_rows(layout, shape, params, bytes, order, out);
+  const size_t row = shape.N == 0 ? 0 : bytes.size() / size_t(shape.N);
+  for (size_t n = 0; n < order.size(); ++n) std::memcpy(&out[n * row], &bytes[size_t(order[n]) * row], row);
 }
 
 void round_to_grid(int bits, int64_t group_size, std::span<const float> w, std::span<const uint8_t> keep,

@@ -49,6 +49,11 @@ Params pack_values(const Layout& layout, Shape shape, std::span<const float> w, 
 /// needs to know before anything is encoded. keep: [N, K] or empty.
 Params complete_params(const Layout& layout, Shape shape, Params params, std::span<const uint8_t> keep);
 
+/// The same matrix with its rows in another order: row n of `out` is row order[n] of `bytes`. Nothing is decoded;
+/// params stay as they are. bytes: sound (Layout::first_bad); order: [N], each row once; out: as large as bytes.
+void permute_rows(const Layout& layout, Shape shape, Params params, std::span<const std::byte> bytes,
+                  std::span<const int64_t> order, std::span<std::byte> out);
+
 /// Rounds a row to nearest: for each group the grid of 2^bits values from its least to its largest kept weight (0
 /// always among them), scale rounded to f16, zero an integer. code: [K], scale, zero: [G]. keep: [K] or empty. Groups
 /// without a weight other than 0 get scale 0. Scales beyond f16's range saturate.

@@ -1,0 +1,117 @@
+#include <algorithm>
+#include <array>
+
+#include "core/error.h"
+#include "io/import_tensors.h"
+#include "io/json.h"
+#include "layout/grouped.h"
+
+namespace lacuna::io {
+
+namespace {
+
+constexpr int kBits[] = {4};
+constexpr int64_t kPerWord = 8;
+constexpr int64_t kPlace[kPerWord] = {0, 4, 1, 5, 2, 6, 3, 7};  // of output i of eight, in a word of version gemm
+constexpr int64_t kColumns = 16;  // of words, which a worker takes at once: a cache line; or rows
+
+class AwqImporter : public Importer {
+ public:
+  AwqImporter(const nlohmann::json& config, const std::string& where) {
+    const JsonObject in(config, where);
+    const auto either = [&](const char* name, const char* other) {
+      return in.find(name) != nullptr ? in.need_integer(name) : in.need_integer(other);
+    };
+    check_bits(either("bits", "w_bit"), kBits, where);
+    group_size_ = either("group_size", "q_group_size");
+    if (group_size_ < 1 && group_size_ != -1)
+      throw Error("{}: group_size is {}; it must be 1 or more, or -1 for whole rows", where, group_size_);
+    std::string version = in.string("version").value_or("gemm");
+    std::ranges::transform(version, version.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+    if (version != "gemm" && version != "gemv")
+      throw Error("{}: version \"{}\" of AWQ is not read; known are gemm and gemv", where, version);
+    by_rows_ = version == "gemv";
+  }
+
+  PartUse use_of(std::string_view part) const override {
+    return std::ranges::find(kParts, part) != std::end(kParts) ? PartUse::read : PartUse::keep;
+  }
+  bool takes(const ModuleTensors& module) const override {
+    return std::ranges::any_of(kParts, [&](std::string_view part) { return module.has(part); });
+  }
+
+  ImportedMatrix import(const ModuleTensors& module, ThreadPool* pool) override {
+    const FileTensor& qweight = module.need("qweight");
+    const CodedMatrix out = by_rows_ ? read_gemv(module, pool) : read_gemm(module, pool);
+    return naming_file(qweight.where(), [&] { return pack_coded(out, pool); });
+  }
+
+ private:
+  static constexpr std::string_view kParts[] = {"qweight", "qzeros", "scales"};
+
+  CodedMatrix read_gemm(const ModuleTensors& module, ThreadPool* pool) const {
+    const WordMatrix codes = word_matrix(module.need("qweight"));
+    const int64_t N = codes.cols * kPerWord, K = codes.rows, groups = layout::group_count(K, group_size_);
+    const FileTensor &qzeros = module.need("qzeros"), &scales = module.need("scales");
+    const WordMatrix zeros = word_matrix(qzeros);
+    need_shape(qzeros, std::array{groups, codes.cols}, "a zero point for each group and output");
+    need_shape(scales, std::array{groups, N}, "a scale for each group and output");
+    const std::vector<float> scale = read_scales(scales);
+    CodedMatrix out(4, {N, K}, group_size_);
+    for (int64_t g = 0; g < groups; ++g) {
+      const std::vector<uint32_t> zero = zeros.row(g);
+      for (int64_t n = 0; n < N; ++n) {
+        out.scale[size_t(n * groups + g)] = scale[size_t(g * N + n)];
+        out.zero[size_t(n * groups + g)] = float(zero[size_t(n / kPerWord)] >> (4 * kPlace[n % kPerWord]) & 15);
+      }
+    }
+    for_pieces(pool, codes.cols, kColumns, [&](int64_t begin, int64_t end) {
+      for (int64_t first = begin; first < end; first += kColumns) {
+        const int64_t count = std::min(kColumns, end - first);
+        const std::vector<uint32_t> words = codes.columns(first, count);
+        for (int64_t n = 0; n < count * kPerWord; ++n) {
+          const uint32_t* word = &words[size_t(n / kPerWord * K)];
+          uint8_t* code = &out.code[size_t((first * kPerWord + n) * K)];
+          for (int64_t k = 0; k < K; ++k) code[k] = uint8_t(word[k] >> (4 * kPlace[n % kPerWord]) & 15);
+        }
+      }
+    });
+    return out;
+  }
+
+  CodedMatrix read_gemv(const ModuleTensors& module, ThreadPool* pool) const {
+    const WordMatrix codes = word_matrix(module.need("qweight"));
+    const int64_t N = codes.rows, K = codes.cols * kPerWord, groups = layout::group_count(K, group_size_);
+    const FileTensor &qzeros = module.need("qzeros"), &scales = module.need("scales");
+    const WordMatrix zeros = word_matrix(qzeros);
+    if (zeros.rows != N || zeros.cols < (groups + kPerWord - 1) / kPerWord)
+      throw Error("{}: {} rows of {} zero points are expected, found {} of {}", qzeros.where(), N, groups, zeros.rows,
+                  zeros.cols * kPerWord);
+    need_shape(scales, std::array{N, zeros.cols * kPerWord}, "a scale for each zero point");
+    const std::vector<float> scale = read_scales(scales);
+    CodedMatrix out(4, {N, K}, group_size_);
+    for_pieces(pool, N, kColumns, [&](int64_t begin, int64_t end) {
+      std::vector<uint8_t> zero(static_cast<size_t>(groups));
+      for (int64_t n = begin; n < end; ++n) {
+        unpack_codes(codes.row(n), 4, true, std::span(out.code).subspan(size_t(n * K), size_t(K)));
+        unpack_codes(zeros.row(n), 4, true, zero);
+        for (int64_t g = 0; g < groups; ++g) {
+          out.scale[size_t(n * groups + g)] = scale[size_t(n * zeros.cols * kPerWord + g)];
+          out.zero[size_t(n * groups + g)] = float(zero[size_t(g)]);
+        }
+      }
+    });
+    return out;
+  }
+
+  int64_t group_size_ = 0;
+  bool by_rows_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Importer> make_awq_importer(const nlohmann::json& config, const std::string& where) {
+  return std::make_unique<AwqImporter>(config, where);
+}
+
+}  // namespace lacuna::io
