@@ -3,7 +3,8 @@
 
     scripts/make_fixtures.py [SUBJECT ...] [--shared-data FOLDER]
 
-Subjects: hf ggml_types gguf_files gguf_models tokenizer chat text_model (default: all). The output is deterministic for the same package versions.
+Subjects: hf ggml_types gguf_files gguf_models tokenizer chat text_model quantized (default: all of these), and pruned, which needs
+compressed-tensors 0.12.2. The output is deterministic for the same package versions.
 """
 
 import argparse
@@ -14,18 +15,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
-SUBJECTS = ["hf", "ggml_types", "gguf_files", "gguf_models", "tokenizer", "chat", "text_model"]
+SUBJECTS = ["hf", "ggml_types", "gguf_files", "gguf_models", "tokenizer", "chat", "text_model", "quantized"]
+OLD = ["pruned"]  # made with an older package
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help="what to make: " + " ".join(SUBJECTS))
+    parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help="what to make: " + " ".join(SUBJECTS + OLD))
     parser.add_argument("--shared-data", type=Path, default=ROOT.parent / "shared" / "data",
                         help="folder with tokenizer/ and models/docs22m, for the reference ids of the big vocabularies")
     arguments = parser.parse_args()
-    unknown = set(arguments.subjects) - set(SUBJECTS)
+    unknown = set(arguments.subjects) - set(SUBJECTS + OLD)
     if unknown:
-        parser.error(f"unknown subject {', '.join(sorted(unknown))}; known: {', '.join(SUBJECTS)}")
+        parser.error(f"unknown subject {', '.join(sorted(unknown))}; known: {', '.join(SUBJECTS + OLD)}")
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(FIXTURES))
     for subject in arguments.subjects or SUBJECTS:

@@ -198,6 +198,48 @@ TEST(Quantize, AMissingShardIsNamed) {
   expect_error({"inspect", dir.file("m")}, "model-00002-of-00002.safetensors");
 }
 
+TEST(QuantizeSource, KeepsEveryMatrixAsItIs) {
+  const TempDir dir;
+  const std::string mixed = dir.file("mixed.gguf"), out = dir.file("out.gguf"), none = dir.file("none.gguf");
+  for (const char* layout : {"q5_1", "zz8", "gq4"}) {
+    output_of({"quantize", fixture("gguf_models/llama_mha.gguf"), "-o", mixed, "--layout", layout, "--head-layout",
+               "q8_0", "--embedding-layout", "f16"});
+    const auto report = json_of({"quantize", mixed, "-o", out, "--layout", "source", "--strict"});
+    EXPECT_EQ(report["requantized"].size(), 0u);
+    EXPECT_EQ(json_of({"inspect", out})["tensors"], json_of({"inspect", mixed})["tensors"]);
+    EXPECT_EQ(greedy(out), greedy(mixed));
+  }
+  output_of({"quantize", fixture("hf/llama_bf16"), "-o", out, "--layout", "source"});
+  EXPECT_EQ(greedy(out), greedy(fixture("hf/llama_bf16")));
+  for (const std::vector<std::string>& flags : {std::vector<std::string>{"--tile-rows", "256"},
+                                                {"--group-size", "32"},
+                                                {"--pure"},
+                                                {"--head-layout", "q6_K"}}) {
+    std::vector<std::string> command{"quantize", mixed, "-o", none, "--layout", "source"};
+    command.insert(command.end(), flags.begin(), flags.end());
+    expect_error(command, "--layout source");
+  }
+  EXPECT_FALSE(std::filesystem::exists(none));
+}
+
+// A folder that another program has quantized is a model like any other.
+TEST(QuantizeSource, FoldersOfOtherPrograms) {
+  const TempDir dir;
+  for (const char* name : {"gptq_4", "awq_gemm", "packed_2_of_4", "bitmask"}) {
+    const std::string source = fixture("quantized/" + std::string(name)), out = dir.file("out.gguf");
+    const auto inspected = json_of({"inspect", source}),
+               made = json_of({"quantize", source, "-o", out, "--layout", "source"});
+    EXPECT_EQ(inspected["params"], made["params"]) << name;
+    EXPECT_EQ(greedy(source, "1,7,9,11,5,20"), greedy(out, "1,7,9,11,5,20")) << name;
+    const Finished again = run_lacuna({"quantize", source, "-o", out, "--layout", "q8_0"});
+    EXPECT_EQ(again.code, 0) << again.err;
+  }
+  const Finished rounded = run_lacuna({"inspect", fixture("quantized/int_8")});
+  EXPECT_EQ(rounded.code, 0) << rounded.err;
+  const Finished warned = run_lacuna({"run", fixture("quantized/int_8"), "--prompt-ids", "1,7,9", "-n", "2"});
+  EXPECT_NE(warned.err.find("asks for activations"), std::string::npos) << warned.err;
+}
+
 TEST(QuantizeZigzag, TilesDoNotChangeTheText) {
   const TempDir dir;
   for (const char* source : {"gguf_models/llama_mha.gguf", "hf/llama_gqa_rope_llama3", "hf/qwen2", "hf/opt"}) {

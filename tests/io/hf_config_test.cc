@@ -145,16 +145,27 @@ TEST(HfConfig, UnknownModelsListTheKnownOnes) {
 }
 
 TEST(HfConfig, OptionsThatChangeTheResultAreRefused) {
-  for (const char* key :
-       {"quantization_config", "num_experts", "num_local_experts", "clip_qkv", "embedding_multiplier", "text_config"}) {
+  for (const char* key : {"num_experts", "num_local_experts", "clip_qkv", "embedding_multiplier", "text_config"}) {
     json config = llama();
     config[key] = 8;
     EXPECT_ERROR(read(config), fmt::format("\"{}\" is set, which this program does not support", key));
     config[key] = nullptr;
     EXPECT_NO_THROW(read(config));
   }
-  EXPECT_ERROR(read(with(llama(), R"({"quantization_config":{"quant_method":"awq"}})")), "quantization_config");
   EXPECT_ERROR(read(with(llama(), R"({"hidden_act":"gelu"})")), "hidden_act \"gelu\" is not supported; known is silu");
+}
+
+TEST(HfConfig, QuantizationIsHandedOn) {
+  EXPECT_TRUE(read(llama()).quantization.is_null());
+  EXPECT_TRUE(read(with(llama(), R"({"quantization_config":null})")).quantization.is_null());
+  for (const char* key : {"quantization_config", "compression_config"}) {
+    json config = llama();
+    config[key] = {{"quant_method", "awq"}};
+    EXPECT_EQ(read(config).quantization["quant_method"], "awq");
+    EXPECT_EQ(read(config).quantization_key, key);
+    config[key] = 8;
+    EXPECT_ERROR(read(config), fmt::format("\"{}\" must be an object", key));
+  }
 }
 
 TEST(HfConfig, SizesAreChecked) {

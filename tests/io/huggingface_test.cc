@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "gguf_bytes.h"
+#include "hf_folder.h"
 #include "io/checkpoint.h"
 #include "test_support.h"
 
@@ -13,49 +13,13 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// A safetensors file from name -> (dtype, shape, bytes).
-struct Entry {
-  std::string name, dtype;
-  std::vector<int64_t> shape;
-  std::string bytes;
-};
-std::string safetensors(const std::vector<Entry>& entries) {
-  json header = json::object();
-  std::string data;
-  for (const Entry& e : entries) {
-    header[e.name] = {
-        {"dtype", e.dtype}, {"shape", e.shape}, {"data_offsets", {data.size(), data.size() + e.bytes.size()}}};
-    data += e.bytes;
-  }
-  const std::string text = header.dump();
-  return test::Bytes().number(uint64_t(text.size())).raw(text).raw(data).text();
-}
-std::vector<Entry> entries_of(const std::string& path) {
-  const std::string file = test::read_text(path);
-  std::vector<Entry> out;
-  for (const SafetensorsEntry& e : parse_safetensors(test::as_span(file), path))
-    out.push_back(
-        {e.name, std::string(e.dtype), e.dims, {reinterpret_cast<const char*>(e.bytes.data()), e.bytes.size()}});
-  return out;
-}
+using test::entries_of;
+using test::Entry;
+using test::safetensors;
 
-class Folder {
+class Folder : public test::Folder {
  public:
-  explicit Folder(const std::string& fixture) {
-    fs::copy(test::fixture("hf/" + fixture), dir_.path(), fs::copy_options::recursive);
-  }
-  std::string file(const std::string& name) const { return dir_.file(name); }
-  void put(const std::string& name, std::string_view text) const { test::write_bytes(file(name), text); }
-  void patch(const std::string& name, std::string_view changes) const {
-    json j = json::parse(test::read_text(file(name)));
-    j.merge_patch(json::parse(changes));
-    put(name, j.dump());
-  }
-  HfFolder open() const { return open_huggingface(dir_.path().string()); }
-  Checkpoint checkpoint() const { return Checkpoint::open(dir_.path().string()); }
-
- private:
-  test::TempDir dir_;
+  explicit Folder(const std::string& fixture) : test::Folder("hf/" + fixture) {}
 };
 
 TEST(HuggingFace, ShardsFollowTheIndex) {

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "io/quantize.h"
 #include "model/decoder.h"
 #include "model/support.h"
 #include "test_support.h"
@@ -16,6 +17,7 @@
 namespace lacuna::model {
 namespace {
 
+constexpr float kEightBits = 0.1f;
 constexpr float kTolerance = 1e-4f;  // tests/fixtures/README.md: float64 agrees within 2e-5
 
 struct Truth {
@@ -23,8 +25,8 @@ struct Truth {
   std::vector<std::vector<float>> logits;  // [T][V]
 };
 
-Truth read_truth(const std::string& name) {
-  const auto json = nlohmann::json::parse(test::read_text(test::fixture("hf/" + name + "/logits.json")));
+Truth read_truth(const std::string& name, const std::string& folder = "hf/") {
+  const auto json = nlohmann::json::parse(test::read_text(test::fixture(folder + name + "/logits.json")));
   return {json["input_ids"], json["greedy_ids"], json["logits"]};
 }
 
@@ -122,6 +124,39 @@ INSTANTIATE_TEST_SUITE_P(All, Fixture, testing::ValuesIn(cases()), [](const auto
   const bool gguf = one.param.path.ends_with(".gguf");
   return one.param.name + (gguf ? "_gguf" : "_hf");
 });
+
+/// Models that other programs have quantized or pruned; the logits are those of the dequantized weights.
+class Imported : public testing::TestWithParam<std::string> {
+ protected:
+  std::string folder() const { return test::fixture("quantized/" + GetParam()); }
+  Truth truth() const { return read_truth(GetParam(), "quantized/"); }
+};
+
+TEST_P(Imported, GivesTheLogitsOfTransformers) {
+  const test::TempDir dir;
+  ThreadPool pool(2);
+  io::quantize(io::Checkpoint::open(folder()), dir.file("f32.gguf"), {.layout = layout::Id::f32, .progress = false},
+               pool);
+  Model model(dir.file("f32.gguf"));
+  const Truth expected = truth();
+  EXPECT_LE(largest_difference(run(*model.decoder, expected.input_ids, expected.input_ids.size()), expected.logits),
+            kTolerance);
+}
+
+TEST_P(Imported, RunsAsItIsStored) {
+  const test::TempDir dir;
+  ThreadPool pool(2);
+  io::quantize(io::Checkpoint::open(folder()), dir.file("x.gguf"), {.keep_source = true, .progress = false}, pool);
+  const Truth expected = truth();
+  for (const std::string& path : {folder(), dir.file("x.gguf")}) {
+    Model model(path);
+    // Inputs are rounded to 8 bits of a block's largest in some layouts.
+    EXPECT_LE(largest_difference(run(*model.decoder, expected.input_ids, 3), expected.logits), kEightBits) << path;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Imported, testing::ValuesIn(names_in("quantized")),
+                         [](const auto& one) { return one.param; });
 
 TEST(Fixture, AllFamiliesAreThere) {
   std::set<std::string> architectures;
