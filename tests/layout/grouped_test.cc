@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/rng.h"
 #include "core/scalar.h"
+#include "grouped_weights.h"
 #include "layout/bm.h"
 #include "layout/gq.h"
 #include "layout/nm24_q4.h"
@@ -318,6 +319,26 @@ TEST(PackGrouped, RefusesWhatDoesNotFit) {
 // ---- nm24_q4 ----
 
 // RECIPES 21: which places hold something does not matter, zeros are kept to fill up.
+TEST(PermuteRows, MovesRowsAndNothingElse) {
+  for (const Id id : test::grouped_layouts()) {
+    for (const Shape shape : {Shape{1, 64}, {37, 192}, {5, 70}}) {
+      if (shape.K % get(id).block_cols != 0) continue;
+      const test::GroupedWeight w = test::grouped_weight(
+          id, shape.N, shape.K, 9, {.group_size = 32, .sparsity = 0.6, .dropped_row = shape.N / 2});
+      std::vector<int64_t> order;
+      for (int64_t n = 0; n < shape.N; ++n) order.push_back((n * 7 + 3) % shape.N);
+      std::vector<std::byte> moved(w.bytes.size(), std::byte{0xff});
+      permute_rows(*w.layout, shape, w.params, w.bytes, order, moved);
+      EXPECT_EQ(first_bad_row(*w.layout, shape, moved, w.params), -1) << w.layout->name;
+      std::vector<float> got(w.decoded.size());
+      decode_rows(*w.layout, shape, moved, 0, shape.N, got.data(), w.params);
+      for (int64_t n = 0; n < shape.N; ++n)
+        for (int64_t k = 0; k < shape.K; ++k)
+          ASSERT_EQ(got[size_t(n * shape.K + k)], w.decoded[size_t(order[size_t(n)] * shape.K + k)]) << w.layout->name;
+    }
+  }
+}
+
 TEST(Nm24Q4, SparserGroupsAreFilledUp) {
   const std::vector<std::vector<float>> groups = {{0, 0, 0, 0}, {0, 0, 0, 1},  {1, 0, 0, 0},     {0, 1, 0, 0},
                                                   {1, 1, 0, 0}, {0, 0, 1, -1}, {-0.0f, 1, 0, 0}, {0, -1, 0, 1}};
