@@ -45,9 +45,23 @@ Plan read_index(const fs::path& path) {
   return out;
 }
 
+/// AutoGPTQ names its one file after the bits: gptq_model-4bit-128g.safetensors. Empty: none, or several.
+std::string gptq_file(const fs::path& folder) {
+  std::string found;
+  std::error_code failed;  // then nothing is found
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, failed)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("gptq_model") || !name.ends_with(".safetensors")) continue;
+    if (!found.empty()) return {};
+    found = name;
+  }
+  return found;
+}
+
 Plan plan_files(const fs::path& folder) {
   if (file_exists(folder / kIndex)) return read_index(folder / kIndex);
   if (file_exists(folder / kSingle)) return {{kSingle, {}}};
+  if (const std::string name = gptq_file(folder); !name.empty()) return {{name, {}}};
   throw Error("{}: neither {} nor {} is there; only safetensors weights are read", folder.string(), kSingle, kIndex);
 }
 

@@ -1,7 +1,5 @@
 #include "io/import_bitmask.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <array>
 
@@ -29,10 +27,8 @@ void check_two_of_four(const FileTensor& bitmask, std::span<const uint8_t> keep,
 Bitmask read_bitmask(const ModuleTensors& module) {
   const FileTensor &bitmask = module.need("bitmask"), &compressed = module.need("compressed");
   const FileTensor &shape = module.need("shape"), *row_offsets = module.find("row_offsets");
-  const std::vector<int64_t> dims = read_integers(shape);
-  if (dims.size() != 2 || dims[0] < 1 || dims[1] < 1 || dims[1] > INT64_MAX - 8)
-    throw Error("{}: outputs and inputs of a matrix are expected, found [{}]", shape.where(), fmt::join(dims, ", "));
-  const int64_t N = dims[0], K = dims[1], stride = (K + 7) / 8;
+  const auto [N, K] = read_shape(shape);
+  const int64_t stride = K / 8 + (K % 8 != 0 ? 1 : 0);
   if (bitmask.entry.dtype != "U8") throw Error("{}: U8 is expected, found {}", bitmask.where(), bitmask.entry.dtype);
   need_shape(bitmask, std::array{N, stride}, "a bit for each weight");
 
@@ -69,7 +65,7 @@ ImportedMatrix import_values(const FileTensor& compressed, const Bitmask& mask, 
     throw Error("{}: values of dtype {} under a mask are not read; known are F16, BF16, F32, I8", compressed.where(),
                 entry.dtype);
   const layout::Layout& rows = layout::get(own);
-  const auto [N, K] = mask.shape;
+  const int64_t N = mask.shape.N, K = mask.shape.K;
   const auto size = size_t(rows.block_bytes);
 
   // All weights as rows of their own type.

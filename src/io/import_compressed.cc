@@ -37,13 +37,6 @@ bool packed_whole(const FileTensor& tensor, int64_t words, int bits, int64_t cou
   return whole;
 }
 
-layout::Shape shape_in(const FileTensor& tensor) {
-  const std::vector<int64_t> dims = read_integers(tensor);
-  if (dims.size() != 2 || dims[0] < 1 || dims[1] < 1)
-    throw Error("{}: outputs and inputs of a matrix are expected, found [{}]", tensor.where(), fmt::join(dims, ", "));
-  return {dims[0], dims[1]};
-}
-
 class CompressedImporter : public Importer {
  public:
   CompressedImporter(const nlohmann::json& config, const std::string& where) : config_(config, where) {}
@@ -89,7 +82,7 @@ class CompressedImporter : public Importer {
     const FileTensor& tensor = module.need("weight_packed");
     if (!scheme.packed) throw Error("{}: packed codes, but config.json names another format", tensor.where());
     const WordMatrix words = word_matrix(tensor);
-    const layout::Shape shape = shape_in(module.need("weight_shape"));
+    const layout::Shape shape = read_shape(module.need("weight_shape"));
     if (shape.N != words.rows || shape.K > 32 * words.cols)
       throw Error("{}: [{}, {}] words do not hold the [{}, {}] codes that weight_shape says", tensor.where(),
                   words.rows, words.cols, shape.N, shape.K);

@@ -40,7 +40,9 @@ class GptqImporter : public Importer {
   }
 
   ImportedMatrix import(const ModuleTensors& module, ThreadPool* pool) override {
-    const auto [bits, group_size] = setting_of(module);
+    const Setting setting = setting_of(module);
+    const int bits = setting.bits;
+    const int64_t group_size = setting.group_size;
     const FileTensor& qweight = module.need("qweight");
     const WordMatrix codes = word_matrix(qweight);
     const FileTensor* g_idx = ordered_ && group_size > 0 ? &module.need("g_idx") : module.find("g_idx");

@@ -118,6 +118,14 @@ std::vector<int64_t> read_integers(const FileTensor& tensor) {
   return out;
 }
 
+layout::Shape read_shape(const FileTensor& tensor) {
+  const std::vector<int64_t> dims = read_integers(tensor);
+  if (dims.size() != 2) throw Error("{}: two numbers are expected, found {}", tensor.where(), dims.size());
+  if (dims[0] < 1 || dims[1] < 1)
+    throw Error("{}: outputs and inputs of a matrix are expected, found [{}, {}]", tensor.where(), dims[0], dims[1]);
+  return {dims[0], dims[1]};
+}
+
 void check_bits(int64_t bits, std::span<const int> known, const std::string& where) {
   if (std::ranges::find(known, bits) == known.end())
     throw Error("{}: weights of {} bits are not read; known are {}", where, bits, fmt::join(known, ", "));

@@ -41,6 +41,9 @@ std::vector<float> read_scales(const FileTensor& tensor);
 /// All numbers of a tensor of I8, I16, I32 or I64.
 std::vector<int64_t> read_integers(const FileTensor& tensor);
 
+/// A tensor of two numbers, both 1 or more: N and K.
+layout::Shape read_shape(const FileTensor& tensor);
+
 /// The bits of a code, one of `known`. Throws Error.
 void check_bits(int64_t bits, std::span<const int> known, const std::string& where);
 
