@@ -88,7 +88,7 @@ CompressedConfig::CompressedConfig(const json& config, const std::string& where)
 
 void CompressedConfig::read_groups(const json& groups, const std::string& format, const std::string& where) {
   for (const auto& [name, value] : groups.items()) {
-    const std::string here = where + "." + name;
+    const std::string here = fmt::format("{}.{}", where, name);
     if (value.is_array())
       throw Error("{}: names a preset by its targets; write its \"weights\" and \"targets\" out", here);
     const JsonObject in(value, here);

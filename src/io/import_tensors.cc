@@ -24,9 +24,10 @@ T load(std::span<const std::byte> bytes, size_t index) {
 }
 
 template <class T>
-void widen(std::span<const std::byte> bytes, std::vector<int64_t>& out) {
-  out.resize(bytes.size() / sizeof(T));
-  for (size_t i = 0; i < out.size(); ++i) out[i] = load<T>(bytes, i);
+std::vector<int64_t> widened(std::span<const std::byte> bytes) {
+  std::vector<T> out(bytes.size() / sizeof(T));
+  if (!out.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
+  return {out.begin(), out.end()};
 }
 
 }  // namespace
@@ -104,18 +105,11 @@ std::vector<float> read_scales(const FileTensor& tensor) {
 
 std::vector<int64_t> read_integers(const FileTensor& tensor) {
   const SafetensorsEntry& entry = tensor.entry;
-  std::vector<int64_t> out;
-  if (entry.dtype == "I64")
-    widen<int64_t>(entry.bytes, out);
-  else if (entry.dtype == "I32")
-    widen<int32_t>(entry.bytes, out);
-  else if (entry.dtype == "I16")
-    widen<int16_t>(entry.bytes, out);
-  else if (entry.dtype == "I8")
-    widen<int8_t>(entry.bytes, out);
-  else
-    throw Error("{}: integers are expected, found dtype {}", tensor.where(), entry.dtype);
-  return out;
+  if (entry.dtype == "I64") return widened<int64_t>(entry.bytes);
+  if (entry.dtype == "I32") return widened<int32_t>(entry.bytes);
+  if (entry.dtype == "I16") return widened<int16_t>(entry.bytes);
+  if (entry.dtype == "I8") return widened<int8_t>(entry.bytes);
+  throw Error("{}: integers are expected, found dtype {}", tensor.where(), entry.dtype);
 }
 
 layout::Shape read_shape(const FileTensor& tensor) {
@@ -161,6 +155,7 @@ ImportedMatrix pack_coded(const CodedMatrix& matrix, ThreadPool* pool) {
     if (layout.family == family && layout.bits < 16 && layout.bits >= matrix.bits &&
         (to == nullptr || layout.bits < to->bits))
       to = &layout;
+  if (to == nullptr) throw Error("no layout holds codes of {} bits", matrix.bits);
   ImportedMatrix out{to, matrix.shape, {}, {}};
   out.params = layout::pack_grouped(*to, matrix.shape, {.group_size = matrix.group_size},
                                     {matrix.code, matrix.scale, matrix.zero, matrix.keep}, out.bytes, pool);
