@@ -26,7 +26,8 @@ class AwqImporter : public Importer {
     group_size_ = either("group_size", "q_group_size");
     if (group_size_ < 1 && group_size_ != -1)
       throw Error("{}: group_size is {}; it must be 1 or more, or -1 for whole rows", where, group_size_);
-    std::string version = in.string("version").value_or("gemm");
+    // GPTQModel names it as it names its own formats.
+    std::string version = in.string("version").value_or(in.string("checkpoint_format").value_or("gemm"));
     std::ranges::transform(version, version.begin(), [](unsigned char c) { return char(std::tolower(c)); });
     if (version != "gemm" && version != "gemv")
       throw Error("{}: version \"{}\" of AWQ is not read; known are gemm and gemv", where, version);

@@ -700,6 +700,7 @@ TEST(Import, RefusesByName) {
   refuse(R"({"quant_method":"awq","bits":8,"group_size":128})", "weights of 8 bits are not read; known are 4");
   refuse(R"({"quant_method":"awq","bits":4,"group_size":128,"version":"gemv_fast"})",
          "version \"gemv_fast\" of AWQ is not read; known are gemm and gemv");
+  refuse(R"({"quant_method":"awq","bits":4,"group_size":128,"checkpoint_format":"llm-awq"})", "version \"llm-awq\"");
   const auto compressed = [&](const std::string& format, const std::string& weights, const char* expected) {
     refuse(fmt::format(R"({{"quant_method":"compressed-tensors","format":"{}","config_groups":{{"group_0":{{)"
                        R"("targets":["Linear"],"weights":{{{}}}}}}}}})",
