@@ -102,6 +102,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="JSON file for the rows")
     a = parser.parse_args()
     threads = ["--threads", str(a.threads)]
+    if a.packed and not a.shape and not a.decode_shape:
+        parser.error("--packed needs --shape or --decode-shape")
     packed: list[tuple[str, list[str]]] = []  # name of the row, flags
     for entry in a.packed:
         layout, _, dropped = entry.partition(":")

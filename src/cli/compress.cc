@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "cli/command.h"
+#include "cli/weights.h"
 #include "compress/device.h"
 #include "compress/walk.h"
 #include "core/error.h"
@@ -123,7 +124,7 @@ int compress(const Options& options) {
     spdlog::warn("{}", note);
   }
 
-  const io::Checkpoint source = io::Checkpoint::open(options.model);
+  const io::Checkpoint source = open_weights(options.model);
   if (std::error_code unknown; std::filesystem::equivalent(options.model, options.out, unknown))
     throw Error("{}: is the model that is read; give the new file another name", options.out);
   const std::string text =
@@ -270,7 +271,7 @@ Action add_compress(CLI::App& program) {
       ->add_option("--token-clip", options->token_clip,
                    "scale a token of the text down whose squared norm at a layer's input is more than C times its "
                    "window's median; 0: take all as they are, as the methods' papers do")
-      ->check(CLI::Range(0.0, 1e9))
+      ->check(number_in(0, 1e9))
       ->capture_default_str()
       ->type_name("C");
   command
@@ -278,13 +279,13 @@ Action add_compress(CLI::App& program) {
                    "how much the first token of a window counts in the statistics: attention of trained models rests "
                    "on it, and a layer that is wrong there is wrong for the whole text; 1: like any other, as the "
                    "methods' papers do")
-      ->check(CLI::Range(0.0, 1e9))
+      ->check(number_in(0, 1e9, true))
       ->capture_default_str()
       ->type_name("W");
   command
       ->add_option("--damping", options->damping,
                    "gptq, sparsegpt, awp+: what is added to the second moment's diagonal, as a share of its mean")
-      ->check(CLI::Range(0.0, 1e3))
+      ->check(number_in(0, 10))
       ->capture_default_str()
       ->type_name("D");
   command
@@ -306,7 +307,13 @@ Action add_compress(CLI::App& program) {
       ->group("CUDA");
   add_common(*command, *options);
   return [options, command] {
+    const solver::Method& method = solver::method(options->method);
+    const bool rounds = options->bits != "none", drops = options->sparsity > 0 || !options->pattern.empty();
     if (options->device != "cuda") refuse_given(*command, {"--gpu"}, "--device cuda");
+    if (!method.damped) refuse_given(*command, {"--damping"}, "--method gptq, sparsegpt or awp+");
+    if (!method.ordered || !rounds || !drops)
+      refuse_given(*command, {"--order"}, "--method awp with --bits and --sparsity");
+    if (!rounds) refuse_given(*command, {"--symmetric", "--group-size"}, "--bits");
     return compress(*options);
   };
 }

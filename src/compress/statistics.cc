@@ -29,11 +29,11 @@ void StatisticsSums::add(model::Input input, const at::Tensor& inputs) {
     sum.moment = at::zeros({K, K}, inputs.options().dtype(at::kDouble));
     sum.abs = at::zeros({K}, inputs.options().dtype(at::kDouble));
   }
-  const at::Tensor squares = inputs.square().sum(1, true, at::kDouble), median = squares.median();
+  const at::Tensor squares = inputs.to(at::kDouble).square().sum(1, true), median = squares.median();
   sum.squares += squares.sum().item<double>();
   sum.outliers += squares.masked_select(squares > kFar * median).sum().item<double>();
   at::Tensor x = inputs;
-  if (weights_.clip > 0) {
+  if (weights_.clip > 0 && median.item<double>() > 0) {
     const at::Tensor most = weights_.clip * median;
     const at::Tensor factor = at::where(squares > most, (most / squares).sqrt(), at::ones_like(squares));
     x = inputs * factor.to(at::kFloat);

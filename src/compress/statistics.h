@@ -18,7 +18,7 @@ struct TokenWeights {
   /// others; where a layer is wrong there, it is wrong for the whole text, but it is one token of thousands.
   double first = 1;
   /// A token whose squared norm is larger than so many times its window's median is scaled down to that, so that the
-  /// few with norms hundreds of times those of others do not decide alone; 0: none is.
+  /// few with norms hundreds of times those of others do not decide alone; 0: none is, nor where the median is 0.
   double clip = 0;
 };
 

@@ -14,7 +14,7 @@
 
 namespace lacuna::solver {
 
-/// Asymmetric integers along a row: weight = scale * (code - zero), codes 0 .. 2^bits - 1, one scale and one zero for
+/// Integers along a row: weight = scale * (code - zero), codes 0 .. 2^bits - 1, one scale and one zero for
 /// every group of group_size inputs. Scales and zeros are values that f16 holds exactly, so that packing changes
 /// nothing.
 struct Grid {

@@ -116,9 +116,15 @@ Affine fit_range(const at::Tensor& low, const at::Tensor& high, const Grid& grid
   const at::Tensor bottom = low.clamp_max(0), top = high.clamp_min(0), range = top - bottom;
   const at::Tensor exact = grid.symmetric ? at::maximum(top / (half - 1), bottom / -half) : range / codes;
   const at::Tensor scale = exact.to(at::kHalf).to(at::kFloat);
-  if (!scale.isfinite().all().item<bool>())
+  if (!scale.isfinite().all().item<bool>()) {
+    if (grid.symmetric)
+      throw Error(
+          "a group's weights reach from {} to {}, but scales are stored as f16: with {} bits and symmetric grids they "
+          "can reach from {} to {}",
+          bottom.min().item<float>(), top.max().item<float>(), grid.bits, -65504.0f * half, 65504.0f * (half - 1));
     throw Error("a group's weights span {}, but scales are stored as f16: with {} bits they can span {} at most",
                 range.max().item<float>(), grid.bits, 65504.0f * codes);
+  }
   if (grid.symmetric) return {scale, at::full_like(scale, half)};
   const at::Tensor empty = scale == 0;
   const at::Tensor zero = (bottom.neg() / scale.masked_fill(empty, 1)).round_().clamp_(0, codes).masked_fill_(empty, 0);

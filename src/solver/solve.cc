@@ -26,15 +26,15 @@ constexpr Method kMethods[] = {
     {"magnitude", "drops the smallest |w|", Does::prune, Kind::unstructured, nullptr, magnitude},
     {"wanda", "drops the smallest |w| times its input's norm", Does::prune, Kind::row, nullptr, wanda},
     {"sparsegpt", "column sweep that drops, with bits also rounds", Does::prune_or_both, Kind::unstructured, nullptr,
-     sparsegpt},
+     sparsegpt, true},
     {"rtn", "rounds to nearest", Does::quantize, Kind::none, nullptr, rtn},
-    {"gptq", "column sweep that rounds", Does::quantize, Kind::none, nullptr, gptq},
+    {"gptq", "column sweep that rounds", Does::quantize, Kind::none, nullptr, gptq, true},
     {"awq", "rounds with searched input scales and ranges", Does::quantize, Kind::none, awq_scale, awq},
     {"awq+wanda", "awq, then wanda's mask", Does::both, Kind::row, awq_scale, awq_wanda},
     {"wanda+awq", "wanda's mask, then awq", Does::both, Kind::row, wanda_awq_scale, wanda_awq},
-    {"awp", "projected gradient descent, as published", Does::either_or_both, Kind::row, nullptr, awp},
+    {"awp", "projected gradient descent, as published", Does::either_or_both, Kind::row, nullptr, awp, false, true},
     {"awp+", "preconditioned iterations, least squares, coordinate descent", Does::either_or_both, Kind::row, nullptr,
-     awp_plus},
+     awp_plus, true},
 };
 
 /// The problem with C multiplied by a power of two that brings its diagonal's mean near 1 where it is so far from it

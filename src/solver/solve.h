@@ -39,6 +39,7 @@ struct Method {
   /// Of a method that scales inputs: its answer's input_scale alone, which is what takes mean |x|; else nullptr.
   at::Tensor (*input_scale)(const Problem&);
   Solution (*run)(const Problem&);
+  bool damped = false, ordered = false;  // whether it heeds Options::damping, and Options::order where it does both
 };
 
 /// In the order of tables: baselines first.

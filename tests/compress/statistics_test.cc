@@ -84,6 +84,25 @@ TEST(StatisticsSums, ClipLargeTokensAndWeighFirstOnes) {
   }
 }
 
+TEST(StatisticsSums, AWindowThatIsMostlySilentIsNotClipped) {
+  StatisticsSums sums({1, 4});
+  at::Tensor x = at::zeros({5, 3}, at::kFloat);
+  x[1].fill_(2);
+  for (int i = 0; i < model::kInputs; ++i) sums.add(model::Input(i), x);
+  for (const solver::Statistics& got : sums.finish(0))
+    EXPECT_NEAR(got.second_moment[0][1].item<float>(), 4.0 / 5, 1e-6);
+}
+
+TEST(StatisticsSums, AHugeTokenIsClippedNotLost) {
+  StatisticsSums sums({1, 4});
+  at::Tensor x = random_inputs(8, 3, 9);
+  x[2] = at::full({3}, 1e25f);  // its square is past float32
+  for (int i = 0; i < model::kInputs; ++i) sums.add(model::Input(i), x);
+  const double median = x.to(at::kDouble).square().sum(1).median().item<double>();
+  for (const solver::Statistics& got : sums.finish(0))
+    EXPECT_GE(got.second_moment.diagonal().sum().item<double>() * 8, 4 * median);
+}
+
 TEST(StatisticsSums, SilentTokensStaySilent) {
   StatisticsSums sums({100, 4});
   for (int i = 0; i < model::kInputs; ++i) sums.add(model::Input(i), at::zeros({5, 3}, at::kFloat));

@@ -210,10 +210,11 @@ TEST(Walk, TwoOfFourWithFourBitsGoIntoTheirLayout) {
       const io::Tensor& tensor = out.require(matrix.name);
       EXPECT_EQ(tensor.layout->id, layout::Id::nm24_q4);
       EXPECT_EQ(matrix.bits, 3.25);
-      if (method[0] == 'a' && method[2] == 'p')
-        EXPECT_LT(matrix.loss, matrix.loss_before) << matrix.name;
-      else
-        EXPECT_LT(matrix.loss, 0.5) << matrix.name;  // what any two of four lose
+      const bool solves =
+          method == std::string("sparsegpt") || method == std::string("awp") || method == std::string("awp+");
+      // The two AWQ pairs drop by Wanda's score and make up for nothing: on random weights they are about as good as
+      // magnitude and rounding, which is loss_before.
+      EXPECT_LT(matrix.loss, (solves ? 1.0 : 1.25) * matrix.loss_before) << matrix.name;
       const auto w = weights_of(tensor);
       for (size_t k = 0; k < w.size(); k += 4)
         EXPECT_LE(4 - std::count(&w[k], &w[k] + 4, 0.0f), 2) << matrix.name << ", " << k;
