@@ -1,0 +1,88 @@
+// `compress` as a user runs it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "cli/process.h"
+#include "io/checkpoint.h"
+#include "test_support.h"
+
+namespace lacuna::test {
+namespace {
+
+using testing::HasSubstr;
+
+std::vector<std::string> command(const std::string& model, const TempDir& folder, std::vector<std::string> flags) {
+  std::vector<std::string> out = {
+      "compress", model, "-o", folder.file("out.gguf"), "--calib", fixture("text_model/sample.txt")};
+  out.insert(out.end(), flags.begin(), flags.end());
+  return out;
+}
+
+TEST(CompressCommand, RefusesFlagsThatWouldChangeNothing) {
+  struct Case {
+    std::vector<std::string> flags;
+    std::string says;
+    int code = 1;
+  };
+  const std::vector<Case> cases = {
+      {{"--method", "gptq", "--bits", "4", "--order", "quantize-first"}, "--order needs --method awp"},
+      {{"--method", "awp", "--bits", "4", "--order", "quantize-first"}, "--order needs --method awp"},
+      {{"--method", "rtn", "--bits", "4", "--damping", "0.1"}, "--damping needs --method gptq"},
+      {{"--method", "wanda", "--sparsity", "50", "--symmetric"}, "--symmetric needs --bits"},
+      {{"--method", "wanda", "--sparsity", "50", "--group-size", "64"}, "--group-size needs --bits"},
+      {{"--bits", "4", "--gpu", "1"}, "--gpu needs --device cuda"},
+      {{"--bits", "4", "--pattern", "2:4", "--layout", "nm24_q4", "--group-size", "128"}, "leave --group-size out"},
+      {{"--bits", "4", "--layout", "nm24_q4"}, "it needs --bits 4 --pattern 2:4"},
+      {{"--bits", "4", "--token-clip", "nan"}, "is not a number from 0", 2},
+      {{"--bits", "4", "--first-weight", "0"}, "is not a number above 0", 2},
+      {{"--bits", "4", "--damping", "11"}, "is not a number from 0 to 10", 2}};
+  for (const Case& one : cases) {
+    const TempDir folder;
+    const Finished done = run_lacuna(command(fixture("text_model"), folder, one.flags));
+    EXPECT_EQ(done.code, one.code) << one.says;
+    EXPECT_THAT(done.err, HasSubstr(one.says));
+    EXPECT_TRUE(std::filesystem::is_empty(std::filesystem::path(folder.file("out.gguf")).parent_path())) << one.says;
+  }
+}
+
+TEST(CompressCommand, WritesAModelThatRunsAndARowForEachMatrix) {
+  const TempDir folder;
+  const auto rows = json_lines(output_of(command(
+      fixture("text_model"), folder,
+      {"--bits", "4", "--sparsity", "50", "--group-size", "16", "--samples", "4", "--seq-len", "64", "--json"})));
+  ASSERT_EQ(rows.size(), 2 * 7 + 1u);
+  for (size_t i = 0; i + 1 < rows.size(); ++i) {
+    EXPECT_EQ(rows[i]["layout"], "bm4");
+    EXPECT_GE(rows[i]["outlier_share"], 0);
+    EXPECT_LE(rows[i]["outlier_share"], 1);
+    EXPECT_LT(rows[i]["loss"], rows[i]["loss_before"]);
+  }
+  EXPECT_EQ(rows.back()["method"], "awp+");
+  EXPECT_EQ(rows.back()["calibration"]["windows"], 4);
+  EXPECT_EQ(json_lines(output_of({"run", folder.file("out.gguf"), "-p", "The", "-n", "3", "--json"})).size(), 1u);
+}
+
+TEST(CompressCommand, EachMethodDropsAsItsPaperWherePatternIsNotGiven) {
+  // Magnitude drops in the whole matrix, Wanda the same number in every row.
+  for (const bool rows_alike : {false, true}) {
+    const TempDir folder;
+    output_of(command(
+        fixture("text_model"), folder,
+        {"--method", rows_alike ? "wanda" : "magnitude", "--sparsity", "50", "--samples", "2", "--seq-len", "64"}));
+    const io::Checkpoint out = io::Checkpoint::open(folder.file("out.gguf"));
+    const io::Tensor& tensor = out.require("blk.0.ffn_up.weight");
+    std::vector<float> w(size_t(tensor.shape.N * tensor.shape.K));
+    layout::decode_rows(*tensor.layout, tensor.shape, tensor.bytes, 0, tensor.shape.N, w.data(), tensor.params);
+    bool alike = true;
+    for (int64_t n = 0; n < tensor.shape.N; ++n) {
+      const auto row = std::span(w).subspan(size_t(n * tensor.shape.K), size_t(tensor.shape.K));
+      alike = alike && 2 * std::count(row.begin(), row.end(), 0.0f) == tensor.shape.K;
+    }
+    EXPECT_EQ(alike, rows_alike);
+  }
+}
+
+}  // namespace
+}  // namespace lacuna::test
