@@ -35,8 +35,7 @@ class GptqImporter : public Importer {
     if (!zeros_differ_) return {};
     return {
         "checkpoint_format gptq stores zero points of 2^bits - 1, which are read as 0, but programs disagree about "
-        "them; "
-        "to be sure, make the model again as gptq_v2"};
+        "them; to be sure, make the model again as gptq_v2"};
   }
 
  private:
@@ -104,8 +103,7 @@ class GptqImporter : public Importer {
     if (by_words_ && old_)
       throw Error(
           "{}: GPTQModel before version 7 stores 3-bit zero points in checkpoint_format gptq in a way of its own, "
-          "which "
-          "is not read; make the model again as gptq_v2",
+          "which is not read; make the model again as gptq_v2",
           qzeros.where());
     zeros_differ_ |= !by_words_ && std::ranges::find(zero, top) != zero.end();
     for (uint8_t& one : zero) one = uint8_t((one + 1u) & top);
