@@ -685,6 +685,14 @@ TEST(ImportCompressed, ValuesBeyondF16StayPlainRows) {
   }
 }
 
+TEST(ImportCompressed, PrunedFloatsThatAreNotFinite) {
+  const Masked masked(5, 24, false);
+  for (const uint16_t bits : {0x7c00, 0x7e01})
+    EXPECT_ERROR(import(kSparse, masked.module<uint16_t>(
+                                     "F16", [&](float) { return bits; }, true)),
+                 "up_proj.compressed: a weight of row 0 is not finite; the file is damaged");
+}
+
 TEST(ImportCompressed, AnExplicitZeroIsKept) {
   Masked masked(2, 8, false);
   const float zero = 0.5f;  // stored as 0
