@@ -241,7 +241,7 @@ int bench(const Options& options) {
   check_common(options);
   if (options.sparsity.sparse() && (asked(options, "prefill") || options.tokens > 1))
     throw Error("--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear");
-  if (options.synthetic.empty()) open_weights(options.model);  // what cannot be opened fails before the clock
+  if (options.synthetic.empty()) open_weights(options.model, options);  // what cannot be opened fails before the clock
   const double ceiling = measure_ceiling(options.threads);
   std::unique_ptr<ScratchFile> synthetic;
   if (!options.synthetic.empty()) {
@@ -250,7 +250,7 @@ int bench(const Options& options) {
   }
   const std::string path = synthetic ? synthetic->path() : options.model;
   const std::string shape = synthetic ? options.synthetic : name_of_model(path);
-  if (options.sparsity.sparse()) check_can_skip(io::Checkpoint::open(path));
+  if (options.sparsity.sparse()) check_can_skip(io::Checkpoint::open(path, options.threads));
   const MachinePlans plans = load_plans(options.profile, options.threads);
   const eval::BenchOptions wanted{
       .runs = options.runs,
@@ -279,7 +279,7 @@ int bench(const Options& options) {
   }
   // Last: its copies of small models would count as the memory of the rows above.
   if (asked(options, "linear")) {
-    const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+    const io::Checkpoint checkpoint = io::Checkpoint::open(path, options.threads);
     if (options.explain && options.what.size() == 1) say("{}", explain_plans(checkpoint, plans));
     ThreadPool pool(options.threads);
     const auto rows = options.tokens == 1 ? eval::bench_linear(checkpoint, pool, wanted)

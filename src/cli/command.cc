@@ -224,9 +224,14 @@ Tokenizer make_tokenizer(const io::Checkpoint& checkpoint) {
   return naming_file(checkpoint.path(), [&] { return Tokenizer(vocabulary); });
 }
 
-io::Checkpoint open_weights(const std::string& path) {
-  io::Checkpoint checkpoint = io::Checkpoint::open(path);
-  for (const std::string& warning : checkpoint.warnings()) spdlog::warn("{}: {}", path, warning);
+io::Checkpoint open_checkpoint(const std::string& path, const Common& common) {
+  io::Checkpoint checkpoint = io::Checkpoint::open(path, common.threads);
+  for (const std::string& warning : checkpoint.warnings()) spdlog::warn("{}: {}", printable(path), warning);
+  return checkpoint;
+}
+
+io::Checkpoint open_weights(const std::string& path, const Common& common) {
+  io::Checkpoint checkpoint = open_checkpoint(path, common);
   if (checkpoint.tensors().empty())
     throw Error("{}: has no weights{}", path,
                 checkpoint.vocabulary().model == Vocabulary::Model::none
@@ -238,7 +243,7 @@ io::Checkpoint open_weights(const std::string& path) {
 LoadedModel open_model(const std::string& path, const Common& common) {
   const auto start = std::chrono::steady_clock::now();
   auto pool = std::make_unique<ThreadPool>(common.threads);
-  LoadedModel model{open_weights(path), std::nullopt, std::move(pool), nullptr, nullptr, nullptr, 0};
+  LoadedModel model{open_weights(path, common), std::nullopt, std::move(pool), nullptr, nullptr, nullptr, 0};
   if (model.checkpoint.vocabulary().model != Vocabulary::Model::none)
     model.tokenizer.emplace(make_tokenizer(model.checkpoint));
   model.load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

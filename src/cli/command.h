@@ -108,8 +108,10 @@ CLI::Validator tile_rows(bool automatic);
 /// Throws Error when the name of an output file is empty.
 void check_out(const std::string& flag, const std::string& path);
 
-/// Opens a checkpoint that has weights. Throws Error also for a vocabulary alone.
-io::Checkpoint open_weights(const std::string& path);
+/// Opens any checkpoint and prints its warnings.
+io::Checkpoint open_checkpoint(const std::string& path, const Common& common);
+/// One that has weights. Throws Error also for a vocabulary alone.
+io::Checkpoint open_weights(const std::string& path, const Common& common);
 /// The checkpoint's tokenizer; warns where the file does not say how text is cut into words. Throws Error that names
 /// the file.
 Tokenizer make_tokenizer(const io::Checkpoint& checkpoint);

@@ -71,7 +71,7 @@ std::string shown(const io::MetadataValue& value) {
 
 int inspect(const Options& options) {
   check_common(options);
-  const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
+  const io::Checkpoint checkpoint = open_checkpoint(options.model, options);
   int64_t params = 0, bytes = 0;
   std::map<std::string, std::pair<int64_t, int64_t>> by_layout;  // tensors, bytes
   for (const io::Tensor& tensor : checkpoint.tensors()) {

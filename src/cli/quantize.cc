@@ -78,7 +78,7 @@ int quantize(const Options& options) {
   wanted.strict = options.strict;
 
   const auto start = std::chrono::steady_clock::now();
-  const io::Checkpoint source = open_weights(options.model);
+  const io::Checkpoint source = open_weights(options.model, options);
   if (source.vocabulary().model == Vocabulary::Model::none)
     spdlog::warn("{} has no tokenizer, so the result has none: {}", options.model, kTokenizerFiles);
   set_tile_rows(source, options, wanted);

@@ -67,7 +67,7 @@ void report_linear_layers(const std::string& name, std::span<const eval::NamedSh
 
 void report_figure_7(const SpqtRequest& request, eval::ProductBench& bench, SpqtReport& report) {
   if (!request.model.empty()) {
-    const io::Checkpoint checkpoint = open_weights(request.model);
+    const io::Checkpoint checkpoint = open_weights(request.model, request.common);
     const std::string name = std::filesystem::path(request.model).lexically_normal().filename().string();
     report_linear_layers(name, layer_shapes(checkpoint), model::layer_count(checkpoint), bench, report);
     return;
@@ -124,7 +124,7 @@ void check_spqt(const SpqtRequest& request) {
     for (const auto& [flag, given] : {std::pair{"--thresholds", !request.sparsity.thresholds.empty()},
                                       {"--criterion", !request.sparsity.criterion.empty()}})
       if (given) throw Error("{} is of table2, which is not asked for; leave it out", flag);
-  if (!request.model.empty()) open_weights(request.model);
+  if (!request.model.empty()) open_weights(request.model, request.common);
   if (!request.synthetic.empty()) model::find_shape(request.synthetic);
   if (!request.svg.empty() && !request.svg.ends_with(".svg"))
     throw Error("--svg {}: the name must end in .svg", request.svg);

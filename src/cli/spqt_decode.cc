@@ -37,7 +37,7 @@ std::optional<int64_t> available_memory_bytes() {
 class Variants {
  public:
   explicit Variants(const SpqtRequest& request) : request_(request) {
-    if (!request.model.empty()) source_.emplace(io::Checkpoint::open(request.model));
+    if (!request.model.empty()) source_.emplace(io::Checkpoint::open(request.model, request.common.threads));
   }
   std::string name() const {
     return source_ ? std::filesystem::path(request_.model).lexically_normal().filename().string() : request_.synthetic;

@@ -15,7 +15,7 @@ struct Options : Common {
 
 int tokenize(const Options& options, bool has_text) {
   check_common(options);
-  const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
+  const io::Checkpoint checkpoint = io::Checkpoint::open(options.model, options.threads);
   if (checkpoint.vocabulary().model == Vocabulary::Model::none)
     throw Error("{}: the model has no tokenizer; {}", checkpoint.path(), kTokenizerFiles);
   const Tokenizer tokenizer = make_tokenizer(checkpoint);

@@ -80,7 +80,7 @@ int tune(const Options& options) {
   calibrate::Profile profile = profile_to_add_to(calibrate::Profile{here, {}}, !options.output.empty(),
                                                  [&] { return calibrate::load_profile(path, here); });
   const auto start = std::chrono::steady_clock::now();
-  const io::Checkpoint checkpoint = open_weights(options.model);
+  const io::Checkpoint checkpoint = open_weights(options.model, options);
   ThreadPool pool(options.threads);
   const std::vector<calibrate::GroupTuning> groups = calibrate::tune(checkpoint, pool, wanted);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -35,7 +35,7 @@ struct Checkpoint::Data {
     tensors.push_back({std::move(name), &layout, shape, std::move(dims), bytes, params});
   }
   void read_gguf();
-  void read_huggingface();
+  void read_huggingface(int threads);
 };
 
 namespace {
@@ -95,8 +95,8 @@ void Checkpoint::Data::read_gguf() {
     throw Error("{}: {} describes tensor {}, which the file lacks", path, kManifestKey, manifest.begin()->first);
 }
 
-void Checkpoint::Data::read_huggingface() {
-  HfFolder folder = open_huggingface(path);
+void Checkpoint::Data::read_huggingface(int threads) {
+  HfFolder folder = open_huggingface(path, threads);
   files = std::move(folder.files);
   metadata = std::move(folder.metadata);
   vocabulary = std::move(folder.vocabulary);
@@ -128,7 +128,7 @@ void Checkpoint::Data::read_huggingface() {
   }
 }
 
-Checkpoint Checkpoint::open(const std::string& path) {
+Checkpoint Checkpoint::open(const std::string& path, int threads) {
   namespace fs = std::filesystem;
   auto data = std::make_unique<Data>();
   data->path = path;
@@ -137,7 +137,7 @@ Checkpoint Checkpoint::open(const std::string& path) {
     if (!file_exists(fs::path(path) / "config.json"))
       throw Error("{}: a folder without config.json; expected a Hugging Face folder or a .gguf file", path);
     data->source = Source::huggingface;
-    data->read_huggingface();
+    data->read_huggingface(threads);
   } else {
     if (path.ends_with(".partial"))
       throw Error("{}: an unfinished file that an interrupted run left; delete it and write the model again", path);

@@ -38,8 +38,8 @@ enum class RopePairs : uint8_t { adjacent, halves };
 class Checkpoint {
  public:
   /// Opens a .gguf file (any part of a split set) or a folder with config.json. Every offset, size and shape is checked
-  /// here; Error otherwise.
-  static Checkpoint open(const std::string& path);
+  /// here; Error otherwise. threads: that unpack what another program has quantized; 0: one per core.
+  static Checkpoint open(const std::string& path, int threads = 0);
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;

@@ -1,6 +1,7 @@
 #include "io/hf_config.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -266,7 +267,10 @@ class Reader {
 
 HfConfig read_hf_config(std::string_view text, const std::string& where) {
   const json config = parse_json_object(text, where);
-  return Reader(config, where).read();
+  HfConfig out = Reader(config, where).read();
+  if (!out.quantization.is_null())
+    out.quantization_rules = json_keys(text, std::array<std::string_view, 2>{out.quantization_key, "dynamic"});
+  return out;
 }
 
 }  // namespace lacuna::io

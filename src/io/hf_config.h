@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "io/metadata.h"
 
@@ -31,6 +32,7 @@ struct HfConfig {
   /// not.
   nlohmann::json quantization;
   std::string quantization_key;
+  std::vector<std::string> quantization_rules;  // the keys of its "dynamic", in the order of the file
 };
 
 /// Throws Error for a model type that is not one of the above (lists them) and for every option that this program does

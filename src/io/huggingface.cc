@@ -1,6 +1,7 @@
 #include "io/huggingface.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -25,6 +26,7 @@ namespace fs = std::filesystem;
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kGptqConfig = "quantize_config.json";
+constexpr const char* kAwqConfig = "quant_config.json";
 constexpr int64_t kOneThreadBytes = int64_t{1} << 22;  // of weights, which one thread unpacks at once
 
 /// File name -> the tensors to read from it. Empty set: all.
@@ -95,7 +97,8 @@ std::pair<std::string_view, std::string_view> split_name(std::string_view name) 
 }
 
 /// Modules that an importer takes become one tensor each, at the place of their first; the others stay.
-void add_imported(const HfConfig& config, Importer& importer, std::vector<FileTensor>& tensors, HfFolder& out) {
+void add_imported(const HfConfig& config, Importer& importer, std::vector<FileTensor>& tensors, int threads,
+                  HfFolder& out) {
   std::map<std::string, ModuleTensors, std::less<>> modules;
   for (const FileTensor& tensor : tensors) {
     const auto [name, part] = split_name(tensor.entry.name);
@@ -108,7 +111,7 @@ void add_imported(const HfConfig& config, Importer& importer, std::vector<FileTe
   std::optional<ThreadPool> pool;
   std::optional<Progress> progress;
   if (total > kOneThreadBytes) {
-    pool.emplace();
+    pool.emplace(threads);
     progress.emplace("Unpacking", total, "B");
   }
   std::set<std::string_view> done;
@@ -132,17 +135,34 @@ void add_imported(const HfConfig& config, Importer& importer, std::vector<FileTe
   out.warnings = importer.warnings();
 }
 
-/// How the weights were quantized: config.json says it, or, in AutoGPTQ's first folders, a file of its own. nullptr:
-/// they were not.
+/// How the weights were quantized: config.json says it, or, in the first folders of AutoGPTQ and AutoAWQ, a file of its
+/// own. nullptr: they were not.
 std::unique_ptr<Importer> find_importer(const fs::path& folder, const HfConfig& config,
                                         const std::string& config_path) {
   if (!config.quantization.is_null())
-    return make_importer(config.quantization, config_path + ": " + config.quantization_key);
-  const std::string path = (folder / kGptqConfig).string();
-  if (!file_exists(path)) return nullptr;
-  nlohmann::json gptq = parse_json_object(read_file(path), path);
-  gptq.emplace("quant_method", "gptq");
-  return make_importer(gptq, path);
+    return make_importer(
+        {config.quantization, config_path + ": " + config.quantization_key, config.quantization_rules});
+  for (const auto& [file, method] : {std::pair{kGptqConfig, "gptq"}, {kAwqConfig, "awq"}}) {
+    const std::string path = (folder / file).string();
+    if (!file_exists(path)) continue;
+    const std::string text = read_file(path);
+    QuantizationConfig own{parse_json_object(text, path), path,
+                           json_keys(text, std::array<std::string_view, 1>{"dynamic"})};
+    own.settings.emplace("quant_method", method);
+    return make_importer(own);
+  }
+  return nullptr;
+}
+
+/// All tensors are weights themselves, where nothing says that they were quantized.
+void add_all_plain(const HfConfig& config, const std::string& config_path, std::vector<FileTensor>& tensors,
+                   HfFolder& out) {
+  for (const FileTensor& tensor : tensors)
+    if (is_quantized_part(split_name(tensor.entry.name).second))
+      throw Error(
+          "{}: a part of a quantized or pruned weight, but {} lacks quantization_config, which says how it was made",
+          tensor.where(), config_path);
+  for (FileTensor& tensor : tensors) add_plain(config, tensor, out);
 }
 
 /// A head that repeats the embedding byte for byte is the tied head once more; one that differs is kept.
@@ -168,7 +188,7 @@ void settle_tied_head(const HfConfig& config, HfFolder& out, const std::string& 
 
 }  // namespace
 
-HfFolder open_huggingface(const std::string& path) {
+HfFolder open_huggingface(const std::string& path, int threads) {
   const fs::path folder(path);
   const std::string config_path = (folder / "config.json").string();
   const std::string config_text = read_file(config_path);
@@ -181,9 +201,9 @@ HfFolder open_huggingface(const std::string& path) {
   std::vector<FileTensor> tensors;
   for (const auto& [name, wanted] : plan) read_file_tensors(folder / name, wanted, out, tensors);
   if (importer)
-    add_imported(config, *importer, tensors, out);
+    add_imported(config, *importer, tensors, threads, out);
   else
-    for (FileTensor& tensor : tensors) add_plain(config, tensor, out);
+    add_all_plain(config, config_path, tensors, out);
   std::set<std::string_view> names;
   for (const HfTensor& tensor : out.tensors)
     if (!names.insert(tensor.name).second) throw Error("{}: two tensors are named {}", tensor.file, tensor.name);

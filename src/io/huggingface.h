@@ -32,6 +32,7 @@ struct HfFolder {
 
 /// Reads and checks everything but the weights' values; those that another program has quantized or pruned are put into
 /// our layouts (io/import.h). With an index, its weight_map decides what is read and from where.
-HfFolder open_huggingface(const std::string& folder);
+/// threads: that put them so; 0: one per core.
+HfFolder open_huggingface(const std::string& folder, int threads = 0);
 
 }  // namespace lacuna::io

@@ -82,6 +82,8 @@ ImportedMatrix import_values(const FileTensor& compressed, const Bitmask& mask, 
       }
       const auto row = std::span(w).subspan(size_t(n * K), size_t(K));
       rows.decode_row(rows, std::span(bytes).subspan(size_t(n * K) * size, size_t(K) * size), row);
+      if (layout::find_non_finite(row) >= 0)
+        throw Error("{}: a weight of row {} is not finite; the file is damaged", compressed.where(), n);
       for (const float x : row) exact[size_t(n)] &= uint8_t(to_float(to_f16(x)) == x);
     }
   });

@@ -24,8 +24,8 @@ constexpr std::string_view kActivations[] = {"input_scale",       "input_zero_po
                                              "output_zero_point", "q_scale",          "k_scale",
                                              "v_scale",           "k_zero_point",     "v_zero_point"};
 
-/// Whether codes lie in whole words, as the package packed them until 0.12, or are one string of bits. Where the bits
-/// divide 32 both are the same.
+/// Whether codes lie in whole words, as the package packed them until 0.17, or are one string of bits, as since 0.18
+/// (pull request 732). Where the bits divide 32 both are the same.
 bool packed_whole(const FileTensor& tensor, int64_t words, int bits, int64_t count) {
   const bool string = words == words_of(bits, count, false), whole = words == words_of(bits, count, true);
   if (!string && !whole)
@@ -39,7 +39,7 @@ bool packed_whole(const FileTensor& tensor, int64_t words, int bits, int64_t cou
 
 class CompressedImporter : public Importer {
  public:
-  CompressedImporter(const nlohmann::json& config, const std::string& where) : config_(config, where) {}
+  explicit CompressedImporter(const QuantizationConfig& config) : config_(config.settings, config.where) {}
 
   PartUse use_of(std::string_view part) const override {
     if (part == "weight" || std::ranges::find(kWeight, part) != std::end(kWeight)) return PartUse::read;
@@ -47,21 +47,8 @@ class CompressedImporter : public Importer {
   }
   bool takes(const ModuleTensors& module) const override {
     if (std::ranges::any_of(kWeight, [&](std::string_view part) { return module.has(part); })) return true;
-    const FileTensor* weight = module.find("weight");
+    const FileTensor* weight = module.look("weight");
     return weight != nullptr && weight->entry.dtype == "I8";
-  }
-
-  ImportedMatrix import(const ModuleTensors& module, ThreadPool* pool) override {
-    if (module.has("weight_packed")) return pack(module, read_packed(module, pool), pool);
-    if (!module.has("bitmask") && !module.has("compressed")) return pack(module, read_bytes(module, pool), pool);
-    const Bitmask mask = read_bitmask(module);
-    if (module.need("compressed").entry.dtype == "I8") return pack(module, read_masked(module, mask, pool), pool);
-    if (module.has("weight_scale"))
-      throw Error("{}: the values under the mask are {} and not codes, but they have scales",
-                  module.need("compressed").where(), module.need("compressed").entry.dtype);
-    ImportedMatrix out = import_values(module.need("compressed"), mask, pool);
-    plain_rows_ |= out.layout->family == layout::Family::rows;
-    return out;
   }
 
   std::vector<std::string> warnings() const override {
@@ -77,6 +64,19 @@ class CompressedImporter : public Importer {
   }
 
  private:
+  ImportedMatrix read(const ModuleTensors& module, ThreadPool* pool) override {
+    if (module.has("weight_packed")) return pack(module, read_packed(module, pool), pool);
+    if (!module.has("bitmask") && !module.has("compressed")) return pack(module, read_bytes(module, pool), pool);
+    const Bitmask mask = read_bitmask(module);
+    if (module.need("compressed").entry.dtype == "I8") return pack(module, read_masked(module, mask, pool), pool);
+    if (module.has("weight_scale"))
+      throw Error("{}: the values under the mask are {} and not codes, but they have scales",
+                  module.need("compressed").where(), module.need("compressed").entry.dtype);
+    ImportedMatrix out = import_values(module.need("compressed"), mask, pool);
+    plain_rows_ |= out.layout->family == layout::Family::rows;
+    return out;
+  }
+
   CodedMatrix read_packed(const ModuleTensors& module, ThreadPool* pool) const {
     const WeightScheme& scheme = config_.scheme_of(module);
     const FileTensor& tensor = module.need("weight_packed");
@@ -247,8 +247,8 @@ class CompressedImporter : public Importer {
 
 }  // namespace
 
-std::unique_ptr<Importer> make_compressed_importer(const nlohmann::json& config, const std::string& where) {
-  return std::make_unique<CompressedImporter>(config, where);
+std::unique_ptr<Importer> make_compressed_importer(const QuantizationConfig& config) {
+  return std::make_unique<CompressedImporter>(config);
 }
 
 }  // namespace lacuna::io

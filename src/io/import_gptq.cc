@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <array>
-#include <optional>
+#include <charconv>
 
 #include "core/error.h"
 #include "io/import_tensors.h"
 #include "io/json.h"
-#include "io/name_pattern.h"
+#include "io/module_rules.h"
 #include "layout/grouped.h"
 
 namespace lacuna::io {
@@ -17,19 +17,11 @@ constexpr int64_t kColumns = 16;  // outputs that a worker takes at once: a cach
 
 class GptqImporter : public Importer {
  public:
-  GptqImporter(const nlohmann::json& config, const std::string& where) : whole_(read_setting(config, where)) {
-    const JsonObject in(config, where);
-    std::string format = in.string("checkpoint_format").value_or(in.string("format").value_or("gptq"));
-    if (in.boolean("is_marlin_format").value_or(false)) format = "marlin";
-    if (format != "gptq" && format != "gptq_v2")
-      throw Error("{}: checkpoint_format \"{}\" is not read; known are gptq and gptq_v2", where, format);
-    ordered_ = in.boolean("desc_act").value_or(false);
-    zero_offset_ = format == "gptq" ? 1 : 0;
-    if (const std::string words = in.string("pack_dtype").value_or("int32"); words != "int32")
-      throw Error("{}: pack_dtype \"{}\" is not read; known is int32", where, words);
-    if (in.find("rotation") != nullptr)
-      throw Error("{}: \"rotation\" is set, which needs inputs to be rotated as the model runs", where);
-    if (const nlohmann::json* dynamic = in.object("dynamic")) read_dynamic(*dynamic, where + ": dynamic");
+  explicit GptqImporter(const QuantizationConfig& config)
+      : whole_(read_setting(config.settings, config.where)), rules_(config) {
+    for (const nlohmann::json& merged : rules_.settings())
+      exceptions_.push_back(read_setting(merged, config.where + ": dynamic"));
+    read_maker(config);
   }
 
   PartUse use_of(std::string_view part) const override {
@@ -39,13 +31,92 @@ class GptqImporter : public Importer {
     return std::ranges::any_of(kParts, [&](std::string_view part) { return module.has(part); });
   }
 
-  ImportedMatrix import(const ModuleTensors& module, ThreadPool* pool) override {
-    const Setting setting = setting_of(module);
+  std::vector<std::string> warnings() const override {
+    if (!zeros_differ_) return {};
+    return {
+        "checkpoint_format gptq stores zero points of 2^bits - 1, which are read as 0, but programs disagree about "
+        "them; to be sure, make the model again as gptq_v2"};
+  }
+
+ private:
+  static constexpr std::string_view kParts[] = {"qweight", "qzeros", "scales", "g_idx"};
+
+  struct Setting {
+    int bits;
+    int64_t group_size;  // 0: whole rows
+    bool less_one;       // a stored zero is the zero less one
+    bool ordered;        // g_idx has to say that it is not
+  };
+
+  static Setting read_setting(const nlohmann::json& config, const std::string& where) {
+    const JsonObject in(config, where);
+    const int64_t bits = in.need_integer("bits"), group_size = in.need_integer("group_size");
+    check_bits(bits, kBits, where);
+    if (group_size < 1 && group_size != -1)
+      throw Error("{}: group_size is {}; it must be 1 or more, or -1 for whole rows", where, group_size);
+    std::string format = in.string("checkpoint_format").value_or(in.string("format").value_or("gptq"));
+    if (in.boolean("is_marlin_format").value_or(false)) format = "marlin";
+    if (format != "gptq" && format != "gptq_v2")
+      throw Error("{}: checkpoint_format \"{}\" is not read; known are gptq and gptq_v2", where, format);
+    if (const std::string words = in.string("pack_dtype").value_or("int32"); words != "int32")
+      throw Error("{}: pack_dtype \"{}\" is not read; known is int32", where, words);
+    if (in.find("rotation") != nullptr)
+      throw Error("{}: \"rotation\" is set, which needs inputs to be rotated as the model runs", where);
+    return {int(bits), std::max(int64_t{0}, group_size), format == "gptq", in.boolean("desc_act").value_or(false)};
+  }
+
+  /// meta.quantizer is "gptqmodel:7.0.0" or a list of such.
+  void read_maker(const QuantizationConfig& config) {
+    const nlohmann::json* meta = JsonObject(config.settings, config.where).object("meta");
+    if (meta == nullptr) return;
+    const nlohmann::json* makers = JsonObject(*meta, config.where + ": meta").find("quantizer");
+    if (makers == nullptr) return;
+    const auto read_one = [&](const nlohmann::json& maker) {
+      constexpr std::string_view kName = "gptqmodel:";
+      if (!maker.is_string()) return;
+      std::string name = maker.get<std::string>();
+      std::ranges::transform(name, name.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+      if (!name.starts_with(kName)) return;
+      by_words_ = true;
+      int version = 0;
+      const char* end = name.data() + name.size();
+      const auto [rest, failed] = std::from_chars(name.data() + kName.size(), end, version);
+      old_ = failed == std::errc{} && rest != end && *rest == '.' && version < 7;
+    };
+    if (makers->is_array())
+      std::ranges::for_each(*makers, read_one);
+    else
+      read_one(*makers);
+  }
+
+  /// Of one group. words: a row of qzeros.
+  void read_zeros(const FileTensor& qzeros, std::vector<uint32_t> words, const Setting& setting,
+                  std::span<uint8_t> zero) {
+    const uint32_t top = (uint32_t{1} << setting.bits) - 1;
+    if (setting.less_one && by_words_ && setting.bits != 3) {
+      for (uint32_t& word : words) word += UINT32_MAX / top;  // a one in every field
+      unpack_codes(words, setting.bits, false, zero);
+      return;
+    }
+    unpack_codes(words, setting.bits, false, zero);
+    if (!setting.less_one) return;
+    if (by_words_ && old_)
+      throw Error(
+          "{}: GPTQModel before version 7 stores 3-bit zero points in checkpoint_format gptq in a way of its own, "
+          "which is not read; make the model again as gptq_v2",
+          qzeros.where());
+    zeros_differ_ |= !by_words_ && std::ranges::find(zero, top) != zero.end();
+    for (uint8_t& one : zero) one = uint8_t((one + 1u) & top);
+  }
+
+  ImportedMatrix read(const ModuleTensors& module, ThreadPool* pool) override {
+    const int rule = rules_.rule_of(module.name());
+    const Setting& setting = rule < 0 ? whole_ : exceptions_[size_t(rule)];
     const int bits = setting.bits;
     const int64_t group_size = setting.group_size;
     const FileTensor& qweight = module.need("qweight");
     const WordMatrix codes = word_matrix(qweight);
-    const FileTensor* g_idx = ordered_ && group_size > 0 ? &module.need("g_idx") : module.find("g_idx");
+    const FileTensor* g_idx = setting.ordered && group_size > 0 ? &module.need("g_idx") : module.find("g_idx");
     const int64_t N = codes.cols, K = inputs(qweight, codes, bits, g_idx);
     if (g_idx != nullptr) check_group_order(*g_idx, K, group_size);
     const int64_t groups = layout::group_count(K, group_size);
@@ -56,13 +127,12 @@ class GptqImporter : public Importer {
     const std::vector<float> scale = read_scales(scales);
 
     CodedMatrix out(bits, {N, K}, group_size);
-    const uint32_t top = (uint32_t{1} << bits) - 1;
     std::vector<uint8_t> zero(static_cast<size_t>(N));
     for (int64_t g = 0; g < groups; ++g) {
-      unpack_codes(zeros.row(g), bits, false, zero);
+      read_zeros(qzeros, zeros.row(g), setting, zero);
       for (int64_t n = 0; n < N; ++n) {
         out.scale[size_t(n * groups + g)] = scale[size_t(g * N + n)];
-        out.zero[size_t(n * groups + g)] = float((zero[size_t(n)] + zero_offset_) & top);
+        out.zero[size_t(n * groups + g)] = float(zero[size_t(n)]);
       }
     }
     for_pieces(pool, N, kColumns, [&](int64_t begin, int64_t end) {
@@ -75,52 +145,6 @@ class GptqImporter : public Importer {
       }
     });
     return naming_file(qweight.where(), [&] { return pack_coded(out, pool); });
-  }
-
- private:
-  static constexpr std::string_view kParts[] = {"qweight", "qzeros", "scales", "g_idx"};
-
-  struct Setting {
-    int bits;
-    int64_t group_size;  // 0: whole rows
-    friend bool operator==(const Setting&, const Setting&) = default;
-  };
-
-  static Setting read_setting(const nlohmann::json& config, const std::string& where) {
-    const JsonObject in(config, where);
-    const int64_t bits = in.need_integer("bits"), group_size = in.need_integer("group_size");
-    check_bits(bits, kBits, where);
-    if (group_size < 1 && group_size != -1)
-      throw Error("{}: group_size is {}; it must be 1 or more, or -1 for whole rows", where, group_size);
-    return {int(bits), std::max(int64_t{0}, group_size)};
-  }
-
-  /// Keys that begin with "-:" leave modules as they were, which the tensors show too.
-  void read_dynamic(const nlohmann::json& dynamic, const std::string& where) {
-    for (const auto& [key, changes] : dynamic.items()) {
-      if (key.starts_with("-:")) continue;
-      nlohmann::json merged{{"bits", whole_.bits}, {"group_size", whole_.group_size == 0 ? -1 : whole_.group_size}};
-      const JsonObject checked(changes, where);
-      for (const char* name : {"bits", "group_size"})
-        if (const nlohmann::json* value = checked.find(name)) merged[name] = *value;
-      const std::string_view regex = std::string_view(key).substr(key.starts_with("+:") ? 2 : 0);
-      exceptions_.emplace_back(NamePattern(regex, where), read_setting(merged, where));
-    }
-  }
-
-  /// JSON's objects have no order, so that two rules for one module must say the same.
-  Setting setting_of(const ModuleTensors& module) const {
-    std::optional<Setting> found;
-    for (const auto& [pattern, setting] : exceptions_) {
-      if (!pattern.matches(module.name())) continue;
-      if (found && *found != setting)
-        throw Error(
-            "{}: \"dynamic\" of config.json says two things of {}: {} bits in groups of {} and {} in groups of {}",
-            module.need("qweight").where(), module.name(), found->bits, found->group_size, setting.bits,
-            setting.group_size);
-      found = setting;
-    }
-    return found.value_or(whole_);
   }
 
   /// K, which g_idx tells; without it the words are full.
@@ -140,15 +164,17 @@ class GptqImporter : public Importer {
   }
 
   Setting whole_;
-  bool ordered_ = false;  // g_idx has to say that it is not
-  uint32_t zero_offset_ = 0;
-  std::vector<std::pair<NamePattern, Setting>> exceptions_;  // GPTQModel's "dynamic"
+  ModuleRules rules_;
+  std::vector<Setting> exceptions_;  // of the rules
+  bool by_words_ = false;            // GPTQModel has made it
+  bool old_ = false;                 // before its version 7
+  bool zeros_differ_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Importer> make_gptq_importer(const nlohmann::json& config, const std::string& where) {
-  return std::make_unique<GptqImporter>(config, where);
+std::unique_ptr<Importer> make_gptq_importer(const QuantizationConfig& config) {
+  return std::make_unique<GptqImporter>(config);
 }
 
 }  // namespace lacuna::io

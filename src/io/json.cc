@@ -1,7 +1,7 @@
 #include "io/json.h"
 
+#include <algorithm>
 #include <unordered_set>
-#include <vector>
 
 #include "core/error.h"
 
@@ -44,6 +44,32 @@ json parse_json(std::string_view text, const std::string& where) {
 json parse_json_object(std::string_view text, const std::string& where) {
   json out = parse_json(text, where);
   if (!out.is_object()) throw Error("{}: expected a JSON object at the top, found {}", where, out.type_name());
+  return out;
+}
+
+std::vector<std::string> json_keys(std::string_view text, std::span<const std::string_view> path) {
+  std::vector<std::string> out, around;  // around: the last key of each object around; empty in an array
+  const auto collect = [&](int, json::parse_event_t event, json& parsed) {
+    switch (event) {
+      case json::parse_event_t::object_start:
+      case json::parse_event_t::array_start:
+        around.emplace_back();
+        break;
+      case json::parse_event_t::object_end:
+      case json::parse_event_t::array_end:
+        around.pop_back();
+        break;
+      case json::parse_event_t::key:
+        if (around.size() == path.size() + 1 && std::ranges::equal(std::span(around).first(path.size()), path))
+          out.push_back(parsed.get<std::string>());
+        around.back() = parsed.get<std::string>();
+        break;
+      default:
+        break;
+    }
+    return true;
+  };
+  const json whole = json::parse(text, collect);
   return out;
 }
 

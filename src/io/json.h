@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lacuna::io {
 
@@ -17,6 +19,10 @@ constexpr int kMaxJsonDepth = 64;
 nlohmann::json parse_json(std::string_view text, const std::string& where);
 /// As above, and the top must be an object.
 nlohmann::json parse_json_object(std::string_view text, const std::string& where);
+
+/// The keys of the object that `path` leads to from the top, in the order of the text, which nlohmann::json does not
+/// keep. Empty where there is none. text: JSON that parse_json read.
+std::vector<std::string> json_keys(std::string_view text, std::span<const std::string_view> path);
 
 /// Typed reads of an object's keys. nullopt: the key is absent or null. Throws Error naming file, key, expected and
 /// found type.

@@ -234,10 +234,17 @@ TEST(QuantizeSource, FoldersOfOtherPrograms) {
     const Finished again = run_lacuna({"quantize", source, "-o", out, "--layout", "q8_0"});
     EXPECT_EQ(again.code, 0) << again.err;
   }
-  const Finished rounded = run_lacuna({"inspect", fixture("quantized/int_8")});
-  EXPECT_EQ(rounded.code, 0) << rounded.err;
-  const Finished warned = run_lacuna({"run", fixture("quantized/int_8"), "--prompt-ids", "1,7,9", "-n", "2"});
-  EXPECT_NE(warned.err.find("asks for activations"), std::string::npos) << warned.err;
+  const std::string rounded = fixture("quantized/int_8"), warning = "asks for activations";
+  for (const std::vector<std::string>& command : {std::vector<std::string>{"inspect", rounded},
+                                                  {"inspect", rounded, "--json"},
+                                                  {"run", rounded, "--prompt-ids", "1,7,9", "-n", "2"}}) {
+    const Finished warned = run_lacuna(command);
+    EXPECT_EQ(warned.code, 0) << warned.err;
+    EXPECT_EQ(warned.out.find(warning), std::string::npos) << warned.out;
+    const size_t at = warned.err.find(warning);
+    ASSERT_NE(at, std::string::npos) << warned.err;
+    EXPECT_EQ(warned.err.find(warning, at + 1), std::string::npos) << "once";
+  }
 }
 
 TEST(QuantizeZigzag, TilesDoNotChangeTheText) {

@@ -1,4 +1,4 @@
-// Folders in the formats of other programs, as their packages made them (tests/fixtures/quantized).
+// Folders in the formats of other programs (tests/fixtures/quantized; README.md there says what made each).
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -42,7 +42,7 @@ class ImportFolder : public testing::TestWithParam<std::string> {
   std::string path() const { return test::fixture("quantized/" + GetParam()); }
 };
 
-TEST_P(ImportFolder, HoldsTheValuesOfThePackage) {
+TEST_P(ImportFolder, HoldsTheValuesThatItWasMadeWith) {
   const Checkpoint read = Checkpoint::open(path());
   const json expected = json::parse(test::read_text(path() + "/expected.json"));
   ASSERT_GE(expected.size(), 7u);
@@ -89,13 +89,11 @@ INSTANTIATE_TEST_SUITE_P(All, ImportFolder, testing::ValuesIn(names()), [](const
 
 TEST(ImportFolders, BecomeTheseLayouts) {
   const std::map<std::string, std::set<std::string>> expected = {
-      {"awq_gemm", {"gq4"}},          {"awq_gemv", {"gq4"}},
-      {"bitmask", {"bm16"}},          {"bitmask_2_of_4", {"bm16"}},
-      {"bitmask_bf16", {"bf16"}},     {"bitmask_2_of_4_int_8", {"bm8"}},
-      {"gptq_3_v2", {"gq3"}},         {"gptq_4", {"gq4"}},
-      {"gptq_rules", {"gq2", "gq8"}}, {"int_8", {"gq8"}},
-      {"packed_2_of_4", {"nm24_q4"}}, {"packed_3", {"gq3"}},
-      {"packed_4", {"gq4"}},          {"packed_4_zeros", {"gq4"}},
+      {"awq_gemm", {"gq4"}},        {"awq_gemv", {"gq4"}},      {"bitmask", {"bm16"}},
+      {"bitmask_2_of_4", {"bm16"}}, {"bitmask_bf16", {"bf16"}}, {"bitmask_2_of_4_int_8", {"bm8"}},
+      {"gptq_3_v2", {"gq3"}},       {"gptq_4", {"gq4"}},        {"gptq_rules", {"gq2", "gq8"}},
+      {"gptq_words", {"gq4"}},      {"int_8", {"gq8"}},         {"packed_2_of_4", {"nm24_q4"}},
+      {"packed_3", {"gq3"}},        {"packed_4", {"gq4"}},      {"packed_4_zeros", {"gq4"}},
       {"packed_8", {"gq8"}}};
   ASSERT_EQ(names().size(), expected.size());
   for (const auto& [name, layouts] : expected)
@@ -140,6 +138,45 @@ TEST(ImportFolders, SplitFilesAndOlderKeysAndNames) {
   EXPECT_EQ(values(pruned.checkpoint().require("blk.0.ffn_down.weight")), kept);
 }
 
+TEST(ImportFolders, FirstFoldersOfAutoAwq) {
+  const test::Folder folder("quantized/awq_gemm");
+  const auto open = [&] { return values(folder.checkpoint().require("blk.0.ffn_down.weight")); };
+  const auto expected = open();
+  json config = json::parse(test::read_text(folder.file("config.json")));
+  const json own = {{"zero_point", true}, {"q_group_size", 16}, {"w_bit", 4}, {"version", "GEMM"}};
+  config.erase("quantization_config");
+  folder.put("config.json", config.dump());
+  EXPECT_ERROR(folder.open(), "a part of a quantized or pruned weight, but ");
+  EXPECT_ERROR(folder.open(), "config.json lacks quantization_config, which says how it was made");
+  folder.put("quant_config.json", own.dump());
+  EXPECT_EQ(open(), expected);
+}
+
+TEST(ImportFolders, WithoutAWordAboutIt) {
+  for (const char* name : {"gptq_4", "packed_4", "int_8", "bitmask", "bitmask_2_of_4_int_8"}) {
+    const test::Folder folder(fmt::format("quantized/{}", name));
+    folder.patch("config.json", R"({"quantization_config":null})");
+    EXPECT_ERROR(folder.open(), "config.json lacks quantization_config, which says how it was made");
+  }
+}
+
+TEST(ImportFolders, RulesCountInTheOrderOfTheFile) {
+  const test::Folder folder("quantized/gptq_rules");
+  const auto expected = values(folder.checkpoint().require("blk.0.ffn_down.weight"));
+  std::string config = test::read_text(folder.file("config.json"));
+  const std::string dynamic = "\"dynamic\":";
+  const size_t at = config.find(dynamic);
+  ASSERT_NE(at, std::string::npos);
+  const size_t brace = config.find('{', at);
+  config.insert(brace + 1,
+                R"("model.layers.0.mlp":{"bits":2,"group_size":16},"a.*|model":{"bits":8,"group_size":32},)");
+  folder.put("config.json", config);
+  EXPECT_EQ(values(folder.checkpoint().require("blk.0.ffn_down.weight")), expected);
+  config.insert(brace + 1, R"("z|model.*mlp":{"bits":8},)");
+  folder.put("config.json", config);
+  EXPECT_ERROR(folder.open(), "do not hold the 8-bit codes");
+}
+
 TEST(ImportFolders, WhatIsMissingOrTooMuchIsNamed) {
   const test::Folder folder("quantized/packed_4");
   const auto entries = test::entries_of(folder.file("model.safetensors"));
@@ -167,6 +204,11 @@ TEST(ImportFolders, WhatIsMissingOrTooMuchIsNamed) {
   more.back() = {"model.layers.0.mlp.up_proj.input_scale", "F32", {1}, "abcd"};
   folder.put("model.safetensors", test::safetensors(more));
   EXPECT_EQ(folder.open().tensors.size(), folder.checkpoint().tensors().size());
+  // Twice.
+  more.back() = {"model.layers.0.mlp.up_proj.weight", "F32", {32, 32}, std::string(32 * 32 * 4, '\0')};
+  folder.put("model.safetensors", test::safetensors(more));
+  EXPECT_ERROR(folder.open(),
+               "tensor model.layers.0.mlp.up_proj.weight: the weight of model.layers.0.mlp.up_proj comes ");
   // Before it was compressed: scales beside plain weights.
   auto frozen = entries;
   for (test::Entry& entry : frozen)

@@ -1,7 +1,9 @@
-// Checkpoints of other programs: modules made here bit by bit, and folders that those programs' packages made.
+// Checkpoints of other programs: modules made here bit by bit, as their formats are described.
 #include "io/import.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <limits>
@@ -10,6 +12,7 @@
 #include "core/scalar.h"
 #include "gguf_bytes.h"
 #include "hf_folder.h"
+#include "io/json.h"
 #include "layout/grouped.h"
 #include "test_support.h"
 
@@ -32,6 +35,7 @@ class Module {
   }
   const ModuleTensors& tensors() const { return tensors_; }
   SafetensorsEntry& entry(size_t i) { return files_[i].entry; }
+  const SafetensorsEntry& entry(size_t i) const { return files_[i].entry; }
 
  private:
   ModuleTensors tensors_{"model.layers.0.mlp.up_proj"};
@@ -39,8 +43,13 @@ class Module {
   std::deque<FileTensor> files_;
 };
 
+std::unique_ptr<Importer> importer_of(const std::string& config) {
+  return make_importer(
+      {json::parse(config), "config.json", json_keys(config, std::array<std::string_view, 1>{"dynamic"})});
+}
+
 ImportedMatrix import(const std::string& config, const Module& module, ThreadPool* pool = nullptr) {
-  const auto importer = make_importer(json::parse(config), "config.json");
+  const auto importer = importer_of(config);
   EXPECT_TRUE(importer->takes(module.tensors()));
   return importer->import(module.tensors(), pool);
 }
@@ -175,12 +184,13 @@ TEST(ImportGptq, EveryWidthAndGroup) {
 }
 
 TEST(ImportGptq, ScalesMayBeWiderWhereF16HoldsThem) {
-  const Codes c(4, 8, 32, 16);
   for (const bool brain : {false, true}) {
+    Codes c(4, 8, 32, 16);
+    if (brain)
+      for (float& scale : c.scale) scale = to_float(to_bf16(scale));  // 8 bits, which f16 holds too
     Module m = gptq(c, false, true);
     std::vector<uint16_t> brains;
     std::vector<float> floats;
-    std::vector<float> expected = c.weights();
     for (const uint16_t h : transposed_halves(c)) {
       brains.push_back(to_bf16(to_float(f16{h})).bits);
       floats.push_back(to_float(f16{h}));
@@ -188,10 +198,7 @@ TEST(ImportGptq, ScalesMayBeWiderWhereF16HoldsThem) {
     const std::string bytes = brain ? test::bytes_of(brains) : test::bytes_of(floats);
     m.entry(2).dtype = brain ? "BF16" : "F32";
     m.entry(2).bytes = test::as_span(bytes);
-    const std::vector<float> got = decoded(import(gptq_config(4, 16), m));
-    if (!brain) {
-      EXPECT_EQ(got, expected);
-    }
+    EXPECT_EQ(decoded(import(gptq_config(4, 16), m)), c.weights()) << brain;
     floats[9] = 0.1f;
     brains[9] = to_bf16(1e-9f).bits;
     const std::string bad = brain ? test::bytes_of(brains) : test::bytes_of(floats);
@@ -199,6 +206,72 @@ TEST(ImportGptq, ScalesMayBeWiderWhereF16HoldsThem) {
     EXPECT_ERROR(import(gptq_config(4, 16), m), "x.safetensors: tensor model.layers.0.mlp.up_proj.scales: scale 9 is ");
     EXPECT_ERROR(import(gptq_config(4, 16), m), "do not hold exactly; store the model's scales as F16");
   }
+}
+
+/// As GPTQModel stores zeros in checkpoint_format gptq: as gptq_v2, less a one in every field, by words with a borrow.
+Module gptq_by_words(const Codes& c, std::string& bytes) {
+  Module m = gptq(c, true, true);
+  std::vector<uint32_t> words(m.entry(1).bytes.size() / 4);
+  std::memcpy(words.data(), m.entry(1).bytes.data(), 4 * words.size());
+  const uint32_t ones = c.bits == 2 ? 0x55555555 : c.bits == 4 ? 0x11111111 : 0x01010101;
+  for (uint32_t& word : words) word -= ones;
+  bytes = test::bytes_of(words);
+  m.entry(1).bytes = test::as_span(bytes);
+  return m;
+}
+
+constexpr const char* kGptqModel =
+    R"(,"checkpoint_format":"gptq","meta":{"quantizer":["gptqmodel:7.3.4","other:1.0"]})";
+
+TEST(ImportGptq, GptqModelSubtractsFromWords) {
+  // The zeros of one group of eight outputs: each 0 borrows from the next.
+  Codes few(4, 8, 16, 16);
+  few.zero = {0, 5, 8, 15, 3, 0, 7, 9};
+  std::string bytes;
+  const Module one = gptq_by_words(few, bytes);
+  uint32_t word = 0;
+  std::memcpy(&word, one.entry(1).bytes.data(), sizeof word);
+  EXPECT_EQ(word, 0x9703f850u - 0x11111111u);
+  EXPECT_EQ(decoded(import(gptq_config(4, 16, kGptqModel), one)), few.weights());
+  EXPECT_NE(decoded(import(gptq_config(4, 16), one)), few.weights()) << "modulo 16, as other programs have it";
+
+  for (const int bits : {2, 4, 8}) {
+    for (const int64_t N : {int64_t{32}, int64_t{5}}) {
+      Codes c(bits, N, 64, 16);
+      for (size_t i = 0; i < c.zero.size(); i += 3) c.zero[i] = 0;
+      const Module m = gptq_by_words(c, bytes);
+      for (const char* makers : {R"("gptqmodel:1.2.0")", R"(["other:1","GPTQModel:7.0.0"])"}) {
+        const std::string more = fmt::format(R"(,"meta":{{"quantizer":{}}})", makers);
+        const auto importer = importer_of(gptq_config(bits, 16, more.c_str()));
+        EXPECT_EQ(decoded(importer->import(m.tensors(), nullptr)), c.weights()) << bits << " " << N;
+        EXPECT_TRUE(importer->warnings().empty());
+      }
+    }
+  }
+  // 3 bits are subtracted one by one, and were not before version 7.
+  Codes c(3, 32, 64, 16);
+  c.zero[4] = c.zero[5] = 0;
+  const Module m = gptq(c, false, true);
+  EXPECT_EQ(decoded(import(gptq_config(3, 16, kGptqModel), m)), c.weights());
+  const char* old = R"(,"meta":{"quantizer":["gptqmodel:6.0.3"]})";
+  EXPECT_ERROR(import(gptq_config(3, 16, old), m), "qzeros: GPTQModel before version 7 stores 3-bit zero points in");
+  const char* old_v2 = R"(,"meta":{"quantizer":["gptqmodel:6.0.3"]},"checkpoint_format":"gptq_v2")";
+  EXPECT_EQ(decoded(import(gptq_config(3, 16, old_v2), gptq(c, true, true))), c.weights());
+}
+
+TEST(ImportGptq, AWarningWhereProgramsDisagree) {
+  Codes c(4, 8, 32, 16);
+  std::ranges::replace(c.zero, 0u, 1u);
+  const auto warnings = [&](bool v2) {
+    const auto importer = importer_of(gptq_config(4, 16, v2 ? R"(,"checkpoint_format":"gptq_v2")" : ""));
+    EXPECT_EQ(decoded(importer->import(gptq(c, v2, true).tensors(), nullptr)), c.weights());
+    return importer->warnings();
+  };
+  EXPECT_TRUE(warnings(false).empty());
+  c.zero[3] = c.zero[9] = 0;  // stored as 15
+  ASSERT_EQ(warnings(false).size(), 1u);
+  EXPECT_NE(warnings(false)[0].find("programs disagree"), std::string::npos);
+  EXPECT_TRUE(warnings(true).empty());
 }
 
 TEST(ImportGptq, ActivationOrderIsRefused) {
@@ -257,35 +330,47 @@ TEST(ImportGptq, NonFiniteScalesAreDamage) {
 
 TEST(ImportGptq, RulesForModules) {
   const Codes c(8, 32, 64, 32);
-  const char* dynamic =
-      R"(,"dynamic":{"-:.*k_proj":{},"+:.*\\.up_proj$":{"bits":8,"group_size":32},".*lm_head":{"bits":2}})";
-  EXPECT_EQ(decoded(import(gptq_config(4, 128, dynamic), gptq(c, false, true))), c.weights());
-  EXPECT_ERROR(
-      import(gptq_config(4, 128, R"(,"dynamic":{".*up_proj":{"bits":8},"model":{"bits":2}})"), gptq(c, false, true)),
-      "says two things of model.layers.0.mlp.up_proj");
-  EXPECT_ERROR(import(gptq_config(4, 128, R"(,"dynamic":{"(":{}})"), gptq(c, false, true)),
-               "config.json: dynamic: regular expression '('");
-  EXPECT_ERROR(import(gptq_config(4, 128, R"(,"dynamic":{"(([a-z.0-9_]+)+)+[!?]":{}})"), gptq(c, false, true)),
-               "match limit exceeded");
+  const auto read = [&](const char* dynamic) {
+    return import(gptq_config(4, 128, fmt::format(R"(,"dynamic":{})", dynamic).c_str()), gptq(c, false, true));
+  };
+  EXPECT_EQ(decoded(read(R"({"-:.*k_proj":{},"+:.*\\.up_proj$":{"bits":8,"group_size":32},".*lm_head":{"bits":2}})")),
+            c.weights());
+  // The first in the order of the file, not of the alphabet.
+  EXPECT_EQ(decoded(read(R"({"model.*up_proj":{"bits":8,"group_size":32},".*up_proj":{"bits":2}})")), c.weights());
+  EXPECT_ERROR(read(R"({".*up_proj":{"bits":2},"model.*up_proj":{"bits":8,"group_size":32}})"),
+               "16 rows of 32-bit words do not hold the 2-bit codes of 64 inputs");
+  const Codes v2(8, 32, 64, 128);
+  EXPECT_EQ(decoded(import(gptq_config(8, 128, R"(,"format":"gptq","dynamic":{".*up_proj":{"format":"gptq_v2"}})"),
+                           gptq(v2, true, true))),
+            v2.weights());
+  EXPECT_ERROR(read(R"({".*":{"format":"marlin"}})"), "config.json: dynamic: checkpoint_format \"marlin\"");
+  EXPECT_ERROR(read(R"({"(":{}})"), "config.json: dynamic: regular expression '('");
+  EXPECT_ERROR(read(R"({"(([a-z.0-9_]+)+)+[!?]":{}})"), "match limit exceeded");
+  EXPECT_ERROR(read(R"({".*":4})"), "config.json: dynamic: expected a JSON object");
 }
 
 // ---- AWQ ----
 
-TEST(ImportAwq, Gemm) {
+Module awq(const Codes& c) {
   constexpr int kOrder[] = {0, 2, 4, 6, 1, 3, 5, 7};
+  std::vector<uint32_t> words(size_t(c.K * c.N / 8)), zeros(size_t(c.G * c.N / 8));
+  for (int64_t word = 0; word < c.N / 8; ++word) {
+    for (int i = 0; i < 8; ++i) {
+      const int64_t n = 8 * word + kOrder[i];
+      for (int64_t k = 0; k < c.K; ++k) words[size_t(k * c.N / 8 + word)] |= c.code[size_t(n * c.K + k)] << (4 * i);
+      for (int64_t g = 0; g < c.G; ++g) zeros[size_t(g * c.N / 8 + word)] |= c.zero[size_t(n * c.G + g)] << (4 * i);
+    }
+  }
+  Module m;
+  m.add("qweight", "I32", {c.K, c.N / 8}, words).add("qzeros", "I32", {c.G, c.N / 8}, zeros);
+  m.add("scales", "F16", {c.G, c.N}, transposed_halves(c));
+  return m;
+}
+
+TEST(ImportAwq, Gemm) {
   for (const int64_t group_size : {int64_t{32}, int64_t{-1}}) {
     const Codes c(4, 48, 96, group_size);
-    std::vector<uint32_t> words(size_t(c.K * c.N / 8)), zeros(size_t(c.G * c.N / 8));
-    for (int64_t word = 0; word < c.N / 8; ++word) {
-      for (int i = 0; i < 8; ++i) {
-        const int64_t n = 8 * word + kOrder[i];
-        for (int64_t k = 0; k < c.K; ++k) words[size_t(k * c.N / 8 + word)] |= c.code[size_t(n * c.K + k)] << (4 * i);
-        for (int64_t g = 0; g < c.G; ++g) zeros[size_t(g * c.N / 8 + word)] |= c.zero[size_t(n * c.G + g)] << (4 * i);
-      }
-    }
-    Module m;
-    m.add("qweight", "I32", {c.K, c.N / 8}, words).add("qzeros", "I32", {c.G, c.N / 8}, zeros);
-    m.add("scales", "F16", {c.G, c.N}, transposed_halves(c));
+    Module m = awq(c);
     const std::string config = fmt::format(
         R"({{"quant_method":"awq","bits":4,"group_size":{},"zero_point":true,"version":"GEMM"}})", group_size);
     const ImportedMatrix matrix = import(config, m);
@@ -294,6 +379,20 @@ TEST(ImportAwq, Gemm) {
     m.entry(1).dims = {c.G, c.N / 16};
     EXPECT_ERROR(import(config, m), "qzeros: shape [");
   }
+}
+
+TEST(ImportAwq, RulesForModules) {  // GPTQModel writes them here too
+  const Codes c(4, 48, 96, 32);
+  const auto read = [&](const char* dynamic) {
+    return import(
+        fmt::format(R"({{"quant_method":"awq","bits":4,"group_size":96,"checkpoint_format":"gemm","dynamic":{}}})",
+                    dynamic),
+        awq(c));
+  };
+  EXPECT_EQ(decoded(read(R"({"+:.*up_proj":{"group_size":32},".*":{"group_size":16}})")), c.weights());
+  EXPECT_ERROR(read(R"({".*up_proj":{"group_size":48},"+:.*":{"group_size":32}})"), "qzeros: shape [2, 6] is expected");
+  EXPECT_ERROR(read(R"({".*up_proj":{"bits":8}})"), "config.json: dynamic: weights of 8 bits are not read");
+  EXPECT_ERROR(read(R"({".*up_proj":{"format":"gemv_fast"}})"), "config.json: dynamic: version \"gemv_fast\" of AWQ");
 }
 
 TEST(ImportAwq, GemvPadsItsGroups) {
@@ -571,7 +670,7 @@ TEST(ImportCompressed, ValuesBeyondF16StayPlainRows) {
   Masked masked(5, 24, false);
   for (const float large : {1e6f, 1e-9f}) {
     masked.w[7] = to_float(to_bf16(large));
-    const auto importer = make_importer(json::parse(kSparse), "config.json");
+    const auto importer = importer_of(kSparse);
     const Module brain = masked.module<uint16_t>(
         "BF16", [](float x) { return to_bf16(x).bits; }, true);
     const ImportedMatrix matrix = importer->import(brain.tensors(), nullptr);
@@ -584,6 +683,14 @@ TEST(ImportCompressed, ValuesBeyondF16StayPlainRows) {
                   .layout->id,
               Id::f32);
   }
+}
+
+TEST(ImportCompressed, PrunedFloatsThatAreNotFinite) {
+  const Masked masked(5, 24, false);
+  for (const uint16_t bits : {0x7c00, 0x7e01})
+    EXPECT_ERROR(import(kSparse, masked.module<uint16_t>(
+                                     "F16", [&](float) { return bits; }, true)),
+                 "up_proj.compressed: a weight of row 0 is not finite; the file is damaged");
 }
 
 TEST(ImportCompressed, AnExplicitZeroIsKept) {
@@ -679,10 +786,36 @@ TEST(ImportCompressed, TwoOfFour) {
 
 // ---- what is not read ----
 
-TEST(Import, RefusesByName) {
-  const auto refuse = [](const char* config, const char* expected) {
-    EXPECT_ERROR(make_importer(json::parse(config), "config.json"), expected);
+TEST(Import, PartsWithoutAPlaceAreNamed) {
+  const Codes c = symmetric_codes(4, 8, 64, 32);
+  const auto refuse = [](const std::string& config, const Module& m, const char* expected) {
+    EXPECT_ERROR(import(config, m), expected);
   };
+  const auto with = [&](const char* part, const char* dtype) {
+    Module m = packed(c, true, false);
+    m.add(part, dtype, {1}, std::vector<int8_t>(dtype[1] == '8' ? 1 : 4));
+    return m;
+  };
+  const std::string config = Compressed().config();
+  refuse(config, with("weight", "F32"),
+         "x.safetensors: tensor model.layers.0.mlp.up_proj.weight: the weight of model.layers.0.mlp.up_proj comes from "
+         "weight_packed, weight_scale, weight_shape, which leave no place for this tensor");
+  for (const char* part : {"compressed", "bitmask", "row_offsets", "shape"})
+    refuse(config, with(part, "I8"), fmt::format("up_proj.{}: the weight of", part).c_str());
+  const Masked masked(6, 20, false);
+  Module m = masked.module<float>(
+      "F32", [](float x) { return x; }, true);
+  m.add("weight", "F32", {1}, std::vector<float>{1});
+  refuse(kSparse, m, "up_proj.weight: the weight of model.layers.0.mlp.up_proj comes from bitmask, compressed");
+  Module bytes;
+  bytes.add("weight", "I8", {1, 8}, std::vector<int8_t>(8, 1)).add("weight_scale", "F16", {1, 1}, halves({0.5f}));
+  bytes.add("weight_shape", "I64", {2}, std::vector<int64_t>{1, 8});
+  refuse(Compressed{.bits = 8, .strategy = "channel", .format = "int-quantized"}.config(), bytes,
+         "up_proj.weight_shape: the weight of model.layers.0.mlp.up_proj comes from weight, weight_scale");
+}
+
+TEST(Import, RefusesByName) {
+  const auto refuse = [](const char* config, const char* expected) { EXPECT_ERROR(importer_of(config), expected); };
   refuse(R"({"quant_method":"bitsandbytes"})",
          "quant_method \"bitsandbytes\" is not read; known are gptq, awq and compressed-tensors");
   refuse(R"({"quant_method":"fp8"})", "\"fp8\" is not read");
@@ -723,9 +856,7 @@ TEST(Import, RefusesByName) {
 }
 
 TEST(Import, ActivationsAreLeftAloneWithAWarning) {
-  const auto warnings = [](const char* config) {
-    return make_importer(json::parse(config), "config.json")->warnings().size();
-  };
+  const auto warnings = [](const char* config) { return importer_of(config)->warnings().size(); };
   EXPECT_EQ(
       warnings(
           R"({"config_groups":{"group_0":{"targets":["Linear"],"weights":{"num_bits":8},"input_activations":null}},"format":"int-quantized"})"),

@@ -58,5 +58,19 @@ TEST(Json, TypedReads) {
   EXPECT_ERROR(JsonObject(json["a"], where), "expected a JSON object, found array");
 }
 
+TEST(JsonKeys, AreInTheOrderOfTheText) {
+  const auto keys = [](std::string_view text, std::vector<std::string_view> path) { return json_keys(text, path); };
+  using Keys = std::vector<std::string>;
+  const char* text = R"({"z":{"b":1,"a":{"k":2},"0":[{"c":3}]},"a":[{"b":4}],"y":5})";
+  EXPECT_EQ(keys(text, {}), (Keys{"z", "a", "y"}));
+  EXPECT_EQ(keys(text, {"z"}), (Keys{"b", "a", "0"}));
+  EXPECT_EQ(keys(text, {"z", "a"}), Keys{"k"});
+  EXPECT_EQ(keys(text, {"a"}), Keys{}) << "an array";
+  EXPECT_EQ(keys(text, {"z", "0"}), Keys{});
+  EXPECT_EQ(keys(text, {"y"}), Keys{});
+  EXPECT_EQ(keys(text, {"b"}), Keys{}) << "not at the top";
+  EXPECT_EQ(keys("[{\"a\":1}]", {}), Keys{});
+}
+
 }  // namespace
 }  // namespace lacuna::io

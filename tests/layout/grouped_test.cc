@@ -316,9 +316,6 @@ TEST(PackGrouped, RefusesWhatDoesNotFit) {
   EXPECT_NO_THROW(pack_values(get(Id::bm16), {1, 2}, large, keep, out)) << "what is dropped does not count";
 }
 
-// ---- nm24_q4 ----
-
-// RECIPES 21: which places hold something does not matter, zeros are kept to fill up.
 TEST(PermuteRows, MovesRowsAndNothingElse) {
   for (const Id id : test::grouped_layouts()) {
     for (const Shape shape : {Shape{1, 64}, {37, 192}, {5, 70}}) {
@@ -339,6 +336,9 @@ TEST(PermuteRows, MovesRowsAndNothingElse) {
   }
 }
 
+// ---- nm24_q4 ----
+
+// RECIPES 21: which places hold something does not matter, zeros are kept to fill up.
 TEST(Nm24Q4, SparserGroupsAreFilledUp) {
   const std::vector<std::vector<float>> groups = {{0, 0, 0, 0}, {0, 0, 0, 1},  {1, 0, 0, 0},     {0, 1, 0, 0},
                                                   {1, 1, 0, 0}, {0, 0, 1, -1}, {-0.0f, 1, 0, 0}, {0, -1, 0, 1}};
