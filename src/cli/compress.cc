@@ -124,7 +124,7 @@ int compress(const Options& options) {
     spdlog::warn("{}", note);
   }
 
-  const io::Checkpoint source = open_weights(options.model);
+  const io::Checkpoint source = open_weights(options.model, options);
   if (std::error_code unknown; std::filesystem::equivalent(options.model, options.out, unknown))
     throw Error("{}: is the model that is read; give the new file another name", options.out);
   const std::string text =
