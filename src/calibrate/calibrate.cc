@@ -78,6 +78,9 @@ void check(const CalibrateOptions& options, const model::Config& config, int64_t
     throw Error("the search for thresholds with windows of {} tokens; this model takes 1 to {}", longest, config.n_ctx);
   if (options.ctx < 1 || options.ctx > config.n_ctx)
     throw Error("calibration with windows of {} tokens; this model takes 1 to {}", options.ctx, config.n_ctx);
+  if (options.ctx <= options.skipped)
+    throw Error("calibration with windows of {} tokens, of which the first {} are left out: nothing is left",
+                options.ctx, options.skipped);
   const int64_t searched = options.search_windows * options.search_window;
   int64_t needed = options.skipped + 1;
   if (asked(options, Mode::greedy)) needed = std::max(needed, searched);
@@ -177,10 +180,6 @@ Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint,
   }
   decoder.set_sparsity(std::nullopt);
   return out;
-}
-
-PerInput shares_below(const PerInput& t, const Statistics& statistics, Criterion criterion) {
-  return below(t, statistics.of(criterion));
 }
 
 }  // namespace lacuna::calibrate

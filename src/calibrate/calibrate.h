@@ -38,7 +38,4 @@ struct Calibration {
 Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint, std::span<const int32_t> ids,
                       const std::string& text_sha256, const CalibrateOptions& options);
 
-/// Share of inputs below the thresholds in another text: [layers][inputs].
-model::PerInput shares_below(const model::PerInput& t, const Statistics& statistics, model::Criterion criterion);
-
 }  // namespace lacuna::calibrate

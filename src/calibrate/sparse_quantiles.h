@@ -23,4 +23,9 @@ using Shares = std::vector<std::array<double, model::kInputs>>;  // [layers], of
 void take_sparse_quantiles(model::Decoder& decoder, std::span<const int32_t> ids, const Shares& shares,
                            const StatisticsOptions& options, model::Thresholds& thresholds);
 
+/// Shares of the inputs that these thresholds leave out of these ids, when all layers leave theirs out:
+/// [layers][inputs]. The decoder is dense afterwards.
+model::PerInput realised_shares(model::Decoder& decoder, std::span<const int32_t> ids,
+                                const model::Thresholds& thresholds, const StatisticsOptions& options);
+
 }  // namespace lacuna::calibrate

@@ -240,7 +240,9 @@ int bench(const Options& options) {
   if (options.tune) throw Error("--tune is of --device cuda; on the CPU `lacuna tune MODEL` makes a profile");
   check_common(options);
   if (options.sparsity.sparse() && (asked(options, "prefill") || options.tokens > 1))
-    throw Error("--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear");
+    throw Error(
+        "--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear, without "
+        "--tokens");
   if (options.synthetic.empty()) open_weights(options.model, options);  // what cannot be opened fails before the clock
   const double ceiling = measure_ceiling(options.threads);
   std::unique_ptr<ScratchFile> synthetic;

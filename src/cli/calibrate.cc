@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 
+#include "calibrate/sparse_quantiles.h"
 #include "cli/command.h"
 #include "cli/sparsity.h"
 #include "cli/svg.h"
@@ -130,6 +132,11 @@ int run(const Options& options) {
   if (!options.histograms.empty() && !options.histograms.ends_with(".json") && !options.histograms.ends_with(".svg"))
     throw Error("--histograms {}: the name must end in .json or .svg", options.histograms);
 
+  for (const std::string& file : {out, options.histograms}) {  // before minutes of work
+    const std::filesystem::path folder = std::filesystem::path(file).parent_path();
+    if (!folder.empty() && !std::filesystem::is_directory(folder))
+      throw Error("{}: cannot be written: there is no folder {}", file, folder.string());
+  }
   const std::string text = read_text(options.text, options.json_keys);
   const std::string held_out = options.held_out.empty() ? "" : read_text(options.held_out, options.json_keys);
   const LoadedModel model = load_model(options.model, options);
@@ -165,17 +172,17 @@ int run(const Options& options) {
   else if (!options.histograms.empty())
     io::write_file_atomically(options.histograms, histograms_svg(result.statistics));
 
-  std::optional<calibrate::Statistics> other;
+  std::vector<int32_t> other;
   if (!held_out.empty())
-    other = calibrate::collect_statistics(*model.decoder, tokens_of(model.need_tokenizer(), held_out, wanted.tokens),
-                                          result.set.norms, {wanted.ctx, wanted.skipped, wanted.progress});
+    other =
+        tokens_of(model.need_tokenizer(), held_out, wanted.sparse_tokens > 0 ? wanted.sparse_tokens : wanted.tokens);
   const auto bytes = model.decoder->sparsity_counts().bytes;
   if (!options.json)
-    print(
-        fmt::format("thresholds in {} from {} tokens of {}, {:.1f} s\nshare of weight bytes left "
-                    "out:\n{:<9}{:<11}{:>6}  {:>11}{:>22}{}\n",
-                    out, result.set.tokens, options.text, seconds, "mode", "criterion", "asked", "calibration",
-                    "layers, min .. max", other ? fmt::format("{:>10}{:>22}", "held out", "layers, min .. max") : ""));
+    print(fmt::format(
+        "thresholds in {} from {} tokens of {}, {:.1f} s\nshare of weight bytes left "
+        "out:\n{:<9}{:<11}{:>6}  {:>11}{:>22}{}\n",
+        out, result.set.tokens, options.text, seconds, "mode", "criterion", "asked", "calibration",
+        "layers, min .. max", !other.empty() ? fmt::format("{:>10}{:>22}", "held out", "layers, min .. max") : ""));
   for (const auto& entry : result.set.entries) {
     for (size_t i = 0; i < result.set.levels.size(); ++i) {
       const auto describe = [&](const model::PerInput& shares) {
@@ -189,7 +196,14 @@ int run(const Options& options) {
                            100 * largest);
       };
       std::optional<model::PerInput> second;
-      if (other) second = calibrate::shares_below(entry.t[i], *other, entry.criterion);
+      if (!other.empty()) {
+        model::Thresholds thresholds;
+        thresholds.criterion = entry.criterion;
+        if (entry.criterion == model::Criterion::wina) thresholds.norms = result.set.norms;
+        thresholds.t = entry.t[i];
+        second = calibrate::realised_shares(*model.decoder, other, thresholds,
+                                            {wanted.ctx, wanted.skipped, wanted.progress, "Held out"});
+      }
       if (options.json) {
         Json row = {{"mode", name_of(entry.mode)},
                     {"criterion", name_of(entry.criterion)},
@@ -225,7 +239,9 @@ Action add_calibrate(CLI::App& program) {
                    "calibration text like what the model is used for: plain text, or JSON lines")
       ->required()
       ->type_name("FILE");
-  command->add_option("--held-out", options->held_out, "another text, to print what the thresholds leave out of it")
+  command
+      ->add_option("--held-out", options->held_out,
+                   "another text, to print what the thresholds leave out of it (of as many tokens as --sparse-tokens)")
       ->type_name("FILE");
   command
       ->add_option("--json-keys", options->json_keys,

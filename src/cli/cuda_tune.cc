@@ -63,7 +63,7 @@ int run_cuda_tune(const CudaTuneRequest& request) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<model::CudaTuning> tuned = model.cuda->tune(true);
   if (tuned.empty())
-    throw Error("{}: has no zigzag weights; store it with `lacuna quantize --layout zigzag`", request.model);
+    throw Error("{}: has no zigzag weights; store it with `lacuna quantize --layout zz4_k`", request.model);
   for (model::Thresholds& thresholds : wanted) {
     model.cuda->set_sparsity(model::SparsityOptions{std::move(thresholds), 0, false});
     const auto sparse = model.cuda->tune(true);

@@ -184,9 +184,9 @@ int run(const Options& options) {
                                  [](const io::Tensor& tensor) { return tensor.layout->zigzag; }))
     spdlog::warn(
         "{}: has no zigzag weights, so inputs are left out but no time is saved; store it with `lacuna quantize "
-        "--layout zigzag`",
+        "--layout zz4_k`, of a K-quant file with `--layout zigzag`, which keeps its bits",
         options.model);
-  if (thresholds && !options.json)
+  if (thresholds && !options.json && options.beams < 2)
     spdlog::info(
         "each token skips about {:.0f}% of the layers' inputs ({}, {}), the first {} positions and the prompt none",
         100 * thresholds->level, name_of(thresholds->mode), name_of(thresholds->criterion),
@@ -200,6 +200,8 @@ int run(const Options& options) {
     model::SparsityOptions sparsity = *model.decoder->sparsity();
     sparsity.unite_sessions = options.beam_union;
     model.decoder->set_sparsity(std::move(sparsity));
+    if (options.beam_union && !options.json)
+      spdlog::info("beams skip the inputs that none of them needs, fewer the more they are");
     if (!options.beam_union)
       spdlog::info("several beams run dense; --beam-union lets them skip the inputs that none of them needs");
   }

@@ -68,6 +68,29 @@ TEST(Calibrate, StoresEveryLevelAndTheOthersUseIt) {
   expect_error({"run", folder.model, "-p", "a", "--act-sparsity", "0.3"}, "stored are: uniform magnitude 25%, 40%");
 }
 
+TEST(Calibrate, HeldOutIsWhatASparseModelLeavesOut) {
+  const Folder folder;
+  const auto rows =
+      json_lines(output_of(folder.calibrate({"--mode", "uniform", "--criterion", "both", "--sparse-tokens", "64",
+                                             "--held-out", kText, "--levels", "50", "--json"})));
+  ASSERT_EQ(rows.size(), 2u);
+  for (const auto& row : rows) {
+    // Windows of 32 behind their first 4 positions, as perplexity runs the same 64 tokens.
+    EXPECT_NEAR(row["held_out"]["act_sparsity"], row["calibration"]["act_sparsity"], 0.1);
+    const auto ppl = json_of({"perplexity", folder.model, "-f", kText, "--ctx", "32", "--chunks", "2", "--act-sparsity",
+                              "50", "--criterion", row["criterion"], "--protocol", "hf"});
+    EXPECT_NEAR(row["held_out"]["act_sparsity"], ppl["act_sparsity"], 0.02) << row["criterion"];
+  }
+}
+
+TEST(Calibrate, RefusesWhatCannotBeDoneBeforeTheWork) {
+  const Folder folder;
+  expect_error(folder.calibrate({"--skip", "32"}), "windows of 32 tokens, of which the first 32 are left out");
+  expect_error(folder.calibrate({"-o", folder.dir.file("no/t.thresholds.gguf")}), "there is no folder");
+  expect_error(folder.calibrate({"--histograms", folder.dir.file("no/h.svg")}), "there is no folder");
+  EXPECT_FALSE(std::filesystem::exists(folder.dir.file("m.thresholds.gguf")));
+}
+
 TEST(Calibrate, IntoTheModelItself) {
   const Folder folder;
   const std::string out = folder.dir.file("with.gguf");
