@@ -22,24 +22,26 @@ inline void write_model(const model::ModelShape& shape, const std::string& path,
                     {.layout = layout, .head_layout = head_layout, .seed = 3, .n_layers = 0, .progress = false}, pool);
 }
 
-/// A llama of two layers with byte tokens, f32, random weights: 300 tokens, width 32, context 256.
+/// A llama of two layers with byte tokens: 300 tokens, width 32, context 256.
+inline constexpr model::ModelShape kTinyShape{.name = "tiny",
+                                              .architecture = "llama",
+                                              .n_layers = 2,
+                                              .n_embd = 32,
+                                              .n_heads = 4,
+                                              .n_kv_heads = 2,
+                                              .head_dim = 8,
+                                              .n_ff = 64,
+                                              .n_vocab = 300,
+                                              .n_ctx = 256,
+                                              .norm_eps = 1e-5,
+                                              .rope_base = 10000,
+                                              .rope_factor = 1,
+                                              .tied = false,
+                                              .qkv_bias = false};
+
+/// Random weights of it.
 inline void write_tiny_model(const std::string& path, layout::Id layout = layout::Id::f32) {
-  constexpr model::ModelShape kTiny{.name = "tiny",
-                                    .architecture = "llama",
-                                    .n_layers = 2,
-                                    .n_embd = 32,
-                                    .n_heads = 4,
-                                    .n_kv_heads = 2,
-                                    .head_dim = 8,
-                                    .n_ff = 64,
-                                    .n_vocab = 300,
-                                    .n_ctx = 256,
-                                    .norm_eps = 1e-5,
-                                    .rope_base = 10000,
-                                    .rope_factor = 1,
-                                    .tied = false,
-                                    .qkv_bias = false};
-  write_model(kTiny, path, layout, layout);
+  write_model(kTinyShape, path, layout, layout);
 }
 
 /// Writes `from` again with other metadata and, where `values` returns some, other f32 values.

@@ -6,12 +6,12 @@
 
 #include <filesystem>
 
+#include "cli/models.h"
 #include "compress/device.h"
 #include "core/error.h"
 #include "core/rng.h"
 #include "layout/layout.h"
 #include "model/decoder.h"
-#include "model/synth.h"
 #include "test_support.h"
 
 namespace lacuna::compress {
@@ -174,23 +174,11 @@ TEST(Walk, InputsDecideWhatLaterLayersSee) {
 
 /// A llama with random weights whose matrices have 64 and 128 inputs.
 void write_wide_model(const std::string& path) {
-  constexpr model::ModelShape kShape{.name = "wide",
-                                     .architecture = "llama",
-                                     .n_layers = 2,
-                                     .n_embd = 64,
-                                     .n_heads = 4,
-                                     .n_kv_heads = 2,
-                                     .head_dim = 16,
-                                     .n_ff = 128,
-                                     .n_vocab = 300,
-                                     .n_ctx = 256,
-                                     .norm_eps = 1e-5,
-                                     .rope_base = 10000,
-                                     .rope_factor = 1,
-                                     .tied = false,
-                                     .qkv_bias = false};
-  ThreadPool pool(1);
-  model::synthesize(kShape, path, {.layout = layout::Id::f32, .head_layout = layout::Id::f32, .progress = false}, pool);
+  model::ModelShape shape = test::kTinyShape;
+  shape.n_embd = 64;
+  shape.head_dim = 16;
+  shape.n_ff = 128;
+  test::write_model(shape, path, layout::Id::f32, layout::Id::f32);
 }
 
 TEST(Walk, TwoOfFourWithFourBitsGoIntoTheirLayout) {
