@@ -25,7 +25,7 @@ namespace {
 struct Options : Common {
   std::string model, out, method = "awp+", bits = "none", pattern, layout = "auto", calib, inputs = "compressed", work;
   std::vector<std::string> json_keys;
-  std::string order = "prune-first";
+  std::string order = "prune-first", ranges = "searched";
   double sparsity = 0, token_clip = 4, first_weight = 100, damping = solver::Options().damping;
   int64_t group_size = -1;  // not given
   compress::SampleOptions samples;
@@ -112,6 +112,7 @@ int compress(const Options& options) {
   wanted.inputs = options.inputs == "dense" ? compress::Inputs::dense : compress::Inputs::compressed;
   wanted.tokens = {options.first_weight, options.token_clip};
   wanted.solving.damping = options.damping;
+  wanted.solving.search_ranges = options.ranges == "searched";
   wanted.solving.order = options.order == "prune-first" ? solver::Order::prune_first : solver::Order::quantize_first;
   wanted.seed = options.samples.seed;
   wanted.work_folder = options.work.empty() ? options.out + ".work" : options.work;
@@ -294,6 +295,13 @@ Action add_compress(CLI::App& program) {
       ->check(CLI::IsMember({"prune-first", "quantize-first"}))
       ->capture_default_str()
       ->type_name("NAME");
+  command
+      ->add_option("--ranges", options->ranges,
+                   "awp+ and awq's methods with --bits: what a group's grid covers, searched (less than its weights "
+                   "span where that loses less) or whole; try whole where fewer bits cost more than the losses say")
+      ->check(CLI::IsMember({"searched", "whole"}))
+      ->capture_default_str()
+      ->type_name("NAME");
   add_seed(*command, options->samples.seed, "which windows of the text are taken, where it has more than --samples");
   command->add_option("--work", options->work, "folder for finished layers; default: FILE.work, removed at the end")
       ->type_name("FOLDER");
@@ -313,6 +321,8 @@ Action add_compress(CLI::App& program) {
     if (!method.damped) refuse_given(*command, {"--damping"}, "--method gptq, sparsegpt or awp+");
     if (!method.ordered || !rounds || !drops)
       refuse_given(*command, {"--order"}, "--method awp with --bits and --sparsity");
+    if (!method.ranged || !rounds)
+      refuse_given(*command, {"--ranges"}, "--method awp+, awq, awq+wanda or wanda+awq with --bits");
     if (!rounds) refuse_given(*command, {"--symmetric", "--group-size"}, "--bits");
     return compress(*options);
   };

@@ -90,6 +90,7 @@ Json settings_of(const io::Checkpoint& checkpoint, const Samples& samples, const
           {"first_weight", options.tokens.first},
           {"damping", options.solving.damping},
           {"order", int(options.solving.order)},
+          {"search_ranges", options.solving.search_ranges},
           {"seed", options.seed},
           {"device", options.device.str()},
           {"threads", options.threads},

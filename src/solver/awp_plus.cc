@@ -38,10 +38,11 @@ Support prune(const Problem& problem) {
   return better_of(iterated, plain, problem);
 }
 
-/// Rounds the columns of `weight`, whose dropped weights stay 0, in a sweep; ranges are searched.
+/// Rounds the columns of `weight`, whose dropped weights stay 0, in a sweep.
 Rounded sweep(const Problem& problem, const Factor& factor, const at::Tensor& weight, const at::Tensor& keep) {
   // 1 / U_kk^2: what a squared error of column k costs once the columns right of it have made up for it.
-  const at::Tensor importance = factor.U.diagonal().square().reciprocal();
+  const bool search = problem.options.search_ranges;
+  const at::Tensor importance = search ? factor.U.diagonal().square().reciprocal() : at::Tensor();
   SweepGrid grid(weight.size(0), weight.size(1), problem.grid, weight, importance);
   const at::Tensor keep_t = keep.defined() ? keep.t().contiguous() : at::Tensor();
   obs_sweep(weight.t().clone(at::MemoryFormat::Contiguous), factor.U, problem.options.block, nullptr, &grid, keep_t);
@@ -67,7 +68,8 @@ Solution awp_plus(const Problem& problem) {
                {at::where(second, plain.affine.scale, rounded.affine.scale),
                 at::where(second, plain.affine.zero, rounded.affine.zero)}};
   }
-  return stored(descend_codes(W, C, problem.grid, rounded, support.keep, kPasses), problem.grid, support.keep);
+  const Scales scales = problem.options.search_ranges ? Scales::refitted : Scales::fixed;
+  return stored(descend_codes(W, C, problem.grid, rounded, support.keep, kPasses, scales), problem.grid, support.keep);
 }
 
 }  // namespace lacuna::solver

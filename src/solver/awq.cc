@@ -73,7 +73,7 @@ Scaled quantize(const Problem& problem, const at::Tensor& W) {
   const Grid& grid = problem.grid;
   const at::Tensor scale = search_scale(problem, W), scaled = W * scale;
   at::Tensor limit;
-  if (problem.options.clip) limit = search_clip(scaled, C / scale.unsqueeze(1) / scale, grid);
+  if (problem.options.search_ranges) limit = search_clip(scaled, C / scale.unsqueeze(1) / scale, grid);
   return {round_to_grid(scaled, grid, fit_grid(scaled, grid, limit)), scale};
 }
 

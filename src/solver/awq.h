@@ -7,9 +7,9 @@
 namespace lacuna::solver {
 
 /// Scale search: s = mean |x|^alpha, alpha = 0, 1/20 .. 19/20, divided by sqrt(max s * min s); the one whose rounded
-/// W s / s has the least loss. Clip search (options.clip): every group's |w s| is limited to 1, 0.95 .. 0.55 of its
-/// largest, whichever has the least loss within the group's inputs. The answer stores W s rounded; its input_scale is
-/// s. Several matrices that read the same inputs share one s when they are stacked along N.
+/// W s / s has the least loss. Clip search (options.search_ranges): every group's |w s| is limited to 1, 0.95 .. 0.55
+/// of its largest, whichever has the least loss within the group's inputs. The answer stores W s rounded; its
+/// input_scale is s. Several matrices that read the same inputs share one s when they are stacked along N.
 Solution awq(const Problem& problem);
 
 /// AWQ, then Wanda's mask on what it decodes to: the grid knows nothing of the mask.

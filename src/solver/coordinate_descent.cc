@@ -91,10 +91,10 @@ class Codes {
 }  // namespace
 
 Rounded descend_codes(const at::Tensor& W, const at::Tensor& C, const Grid& grid, const Rounded& start,
-                      const at::Tensor& keep, int passes) {
+                      const at::Tensor& keep, int passes, Scales scales) {
   Codes codes(W, C, grid, start, keep);
   for (int i = 0; i < passes && codes.pass(); ++i) {
-    if (i + 1 < passes) codes.refit_scales();
+    if (i + 1 < passes && scales == Scales::refitted) codes.refit_scales();
   }
   return codes.rounded();
 }

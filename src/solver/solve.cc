@@ -29,12 +29,13 @@ constexpr Method kMethods[] = {
      sparsegpt, true},
     {"rtn", "rounds to nearest", Does::quantize, Kind::none, nullptr, rtn},
     {"gptq", "column sweep that rounds", Does::quantize, Kind::none, nullptr, gptq, true},
-    {"awq", "rounds with searched input scales and ranges", Does::quantize, Kind::none, awq_scale, awq},
-    {"awq+wanda", "awq, then wanda's mask", Does::both, Kind::row, awq_scale, awq_wanda},
-    {"wanda+awq", "wanda's mask, then awq", Does::both, Kind::row, wanda_awq_scale, wanda_awq},
+    {"awq", "rounds with searched input scales and ranges", Does::quantize, Kind::none, awq_scale, awq, false, false,
+     true},
+    {"awq+wanda", "awq, then wanda's mask", Does::both, Kind::row, awq_scale, awq_wanda, false, false, true},
+    {"wanda+awq", "wanda's mask, then awq", Does::both, Kind::row, wanda_awq_scale, wanda_awq, false, false, true},
     {"awp", "projected gradient descent, as published", Does::either_or_both, Kind::row, nullptr, awp, false, true},
     {"awp+", "preconditioned iterations, least squares, coordinate descent", Does::either_or_both, Kind::row, nullptr,
-     awp_plus, true},
+     awp_plus, true, false, true},
 };
 
 /// The problem with C multiplied by a power of two that brings its diagonal's mean near 1 where it is so far from it

@@ -20,7 +20,7 @@ enum class Order : uint8_t {
 struct Options {
   double damping = 0.01;             // gptq, sparsegpt, awp+: share of the mean of C's diagonal added to it
   int64_t block = 128;               // gptq, sparsegpt: columns between two updates of all that lies right of them
-  bool clip = true;                  // awq: search each group's range too
+  bool search_ranges = true;         // awq, awp+: a group's grid may cover less than its weights' range
   Order order = Order::prune_first;  // awp, joint
 };
 
@@ -39,7 +39,8 @@ struct Method {
   /// Of a method that scales inputs: its answer's input_scale alone, which is what takes mean |x|; else nullptr.
   at::Tensor (*input_scale)(const Problem&);
   Solution (*run)(const Problem&);
-  bool damped = false, ordered = false;  // whether it heeds Options::damping, and Options::order where it does both
+  /// Whether it heeds Options::damping, Options::order where it does both, Options::search_ranges where it rounds.
+  bool damped = false, ordered = false, ranged = false;
 };
 
 /// In the order of tables: baselines first.

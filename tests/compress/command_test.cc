@@ -30,6 +30,8 @@ TEST(CompressCommand, RefusesFlagsThatWouldChangeNothing) {
       {{"--method", "gptq", "--bits", "4", "--order", "quantize-first"}, "--order needs --method awp"},
       {{"--method", "awp", "--bits", "4", "--order", "quantize-first"}, "--order needs --method awp"},
       {{"--method", "rtn", "--bits", "4", "--damping", "0.1"}, "--damping needs --method gptq"},
+      {{"--method", "gptq", "--bits", "4", "--ranges", "whole"}, "--ranges needs --method awp+"},
+      {{"--sparsity", "50", "--ranges", "whole"}, "--ranges needs --method awp+"},
       {{"--method", "wanda", "--sparsity", "50", "--symmetric"}, "--symmetric needs --bits"},
       {{"--method", "wanda", "--sparsity", "50", "--group-size", "64"}, "--group-size needs --bits"},
       {{"--bits", "4", "--gpu", "1"}, "--gpu needs --device cuda"},

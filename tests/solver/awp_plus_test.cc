@@ -165,6 +165,33 @@ TEST(DescendCodes, NeverLosesMoreWithEveryPass) {
   }
 }
 
+TEST(DescendCodes, KeepsScalesThatAreFixed) {
+  const Problem problem = test::random_problem(24, 96, 5);
+  const Grid grid{3, 32};
+  const Rounded start = round_to_grid(problem.W, grid, fit_grid(problem.W, grid));
+  const at::Tensor& C = problem.stats.second_moment;
+  const Rounded fixed = descend_codes(problem.W, C, grid, start, {}, 10, Scales::fixed);
+  EXPECT_TRUE(fixed.affine.scale.equal(start.affine.scale));
+  EXPECT_LT(loss(problem.W, decode(fixed, grid), C), loss(problem.W, decode(start, grid), C));
+  EXPECT_FALSE(descend_codes(problem.W, C, grid, start, {}, 10).affine.scale.equal(start.affine.scale));
+}
+
+TEST(AwpPlus, WholeRangesCoverAWeightWhoseInputCountsForLittle) {
+  Problem problem = test::random_problem(16, 64, 6);
+  problem.grid = {3, 32};
+  problem.W.select(1, 7).fill_(12 * problem.W.abs().mean().item<float>());
+  at::Tensor& C = problem.stats.second_moment;
+  C.select(0, 7).mul_(1e-3);
+  C.select(1, 7).mul_(1e-3);
+  // The first group's grid is fitted before the sweep has moved a weight of it.
+  const at::Tensor first = problem.W.narrow(1, 0, 32);
+  const at::Tensor range = std::get<0>(first.max(1)).clamp_min(0) - std::get<0>(first.min(1)).clamp_max(0);
+  const auto covered = [&] { return (solve("awp+", problem).scale.select(1, 0) * 7 / range).mean().item<float>(); };
+  EXPECT_LT(covered(), 0.8f);
+  problem.options.search_ranges = false;
+  EXPECT_NEAR(covered(), 1, 1e-3);
+}
+
 TEST(LeastSquares, LeavesNoGradientOnTheSupport) {
   for (const double sparsity : {0.2, 0.5, 0.8}) {
     const Problem problem = test::random_problem(16, 64, 6);

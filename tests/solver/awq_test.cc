@@ -24,7 +24,7 @@ TEST(Awq, LosesLessThanRoundingWhereInputsHaveOutliers) {
 
 TEST(Awq, ScaleSearchContainsNoScaling) {
   Problem problem = problem_of(24, 96, 2);
-  problem.options.clip = false;
+  problem.options.search_ranges = false;
   problem.stats.second_moment = at::eye(96, at::kFloat);
   const double rtn = lost(problem, solve("rtn", problem));
   EXPECT_LE(lost(problem, solve("awq", problem)), rtn * (1 + 1e-6));
@@ -33,7 +33,7 @@ TEST(Awq, ScaleSearchContainsNoScaling) {
 TEST(Awq, EqualInputsAreNotScaled) {
   Problem problem = problem_of(8, 64, 3);
   problem.stats.mean_abs = at::full({64}, 0.37f, at::kFloat);
-  problem.options.clip = false;
+  problem.options.search_ranges = false;
   const Solution awq = solve("awq", problem);
   EXPECT_TRUE(awq.input_scale.equal(at::ones({64}, at::kFloat)));
   EXPECT_TRUE(awq.code.equal(solve("rtn", problem).code));
@@ -61,7 +61,7 @@ TEST(Awq, ClippingLosesNoMoreWithinGroupsThanNotClipping) {
   }
   problem.stats.second_moment = C;
   const double clipped = lost(problem, solve("awq", problem));
-  problem.options.clip = false;
+  problem.options.search_ranges = false;
   EXPECT_LT(clipped, lost(problem, solve("awq", problem)));
 }
 
