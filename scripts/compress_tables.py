@@ -177,7 +177,7 @@ def main() -> int:
                 raise Failure(f"{shlex.join(command)}: exit status {process.returncode}\n{process.stderr[-2000:]}")
             report = json_lines(process.stdout, command)
             summary = report[-1]
-            matrices = report[:-1]
+            matrices = [row for row in report if "tensor" in row]
             return {"model": a.model.name, "method": method, "flags": " ".join(flags), "layout": matrices[0]["layout"],
                     "effective_bits": summary["effective_bits"], "weight_sparsity": summary["weight_sparsity"], "bytes": summary["bytes"],
                     "solver_s": summary["solver_s"], "seconds": summary["seconds"],

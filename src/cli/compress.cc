@@ -31,6 +31,7 @@ struct Options : Common {
   compress::SampleOptions samples;
   bool hidden_on_disk = false, keep_work = false, symmetric = false;
   int gpu = 0;
+  compress::BqpoOptions bqpo{.epochs = -1};  // not given
 };
 
 int64_t parse_count(std::string_view text, const std::string& whole) {
@@ -104,10 +105,17 @@ int compress(const Options& options) {
   wanted.method = options.method;
   const layout::Layout* layout = layout::find(options.layout);
   const bool own_grid = layout != nullptr && layout->family == layout::Family::two_of_four;
-  const int64_t usual_group = own_grid ? layout->block_cols : solver::Grid().group_size;
+  const bool drops_groups = solver::method(options.method).usual == solver::Pattern::Kind::groups;
+  const int64_t usual_group = own_grid       ? layout->block_cols
+                              : drops_groups ? solver::Pattern().group
+                                             : solver::Grid().group_size;
   wanted.grid = {options.bits == "none" ? 0 : std::stoi(options.bits),
                  options.group_size < 0 ? usual_group : options.group_size, options.symmetric || own_grid};
   wanted.pattern = parse_pattern(options);
+  if (drops_groups && options.pattern.empty() && wanted.grid.group_size > 0)
+    wanted.pattern.group = wanted.grid.group_size;
+  wanted.bqpo = options.bqpo;
+  if (options.bqpo.epochs < 0) wanted.bqpo.epochs = drops_groups ? 5 : 0;
   wanted.layout = options.layout;
   wanted.inputs = options.inputs == "dense" ? compress::Inputs::dense : compress::Inputs::compressed;
   wanted.tokens = {options.first_weight, options.token_clip};
@@ -149,14 +157,23 @@ int compress(const Options& options) {
     print(fmt::format("{:<28}{:>12}{:>8}{:>7}{:>11}{:>11}{:>7}{:>9}\n", "tensor", "shape", "layout", "bits",
                       "loss before", "loss", "iter", "seconds"));
   }
-  const compress::WalkReport report =
-      compress::walk(source, ids, samples, wanted, [&](const compress::MatrixReport& m) {
+  const compress::WalkReport report = compress::walk(
+      source, ids, samples, wanted,
+      [&](const compress::MatrixReport& m) {
         if (options.json)
           print_json(m.json());
         else
           print(fmt::format("{:<28}{:>12}{:>8}{:>7.3f}{:>11.3e}{:>11.3e}{:>7}{:>9.2f}\n", m.name,
                             fmt::format("{}x{}", m.N, m.K), m.layout, m.bits, m.loss_before, m.loss, m.iterations,
                             m.seconds));
+      },
+      [&](const compress::LayerReport& layer) {
+        if (options.json)
+          print_json(layer.json());
+        else
+          print(fmt::format("layer {}: trained {} epochs in {:.1f} s, error of its result {:.3e} -> {:.3e}{}\n",
+                            layer.layer, layer.bqpo.epochs.size(), layer.bqpo.seconds, layer.bqpo.before,
+                            layer.bqpo.after, layer.bqpo.kept ? "" : ", no better: left as the solver made it"));
       });
   const int64_t bytes =
       compress::write_model(source, wanted.work_folder, model::read_config(source).n_layers, options.out);
@@ -302,6 +319,21 @@ Action add_compress(CLI::App& program) {
       ->check(CLI::IsMember({"searched", "whole"}))
       ->capture_default_str()
       ->type_name("NAME");
+  command
+      ->add_option("--bqpo-epochs", options->bqpo.epochs,
+                   "train the weights that each layer keeps against the dense layer's result (GQSA's block "
+                   "quantization-pruning optimisation), so many times over the text's windows; default: 5 for gqsa, 0 "
+                   "for the others")
+      ->check(integer_in(0, 10000))
+      ->type_name("N");
+  command->add_option("--bqpo-lr", options->bqpo.lr, "its learning rate; with few --samples, more is better")
+      ->check(number_in(0, 1, true))
+      ->capture_default_str()
+      ->type_name("L");
+  command->add_option("--bqpo-batch", options->bqpo.batch, "windows of one of its steps")
+      ->check(integer_in(1, 4096))
+      ->capture_default_str()
+      ->type_name("N");
   add_seed(*command, options->samples.seed, "which windows of the text are taken, where it has more than --samples");
   command->add_option("--work", options->work, "folder for finished layers; default: FILE.work, removed at the end")
       ->type_name("FOLDER");
@@ -323,6 +355,9 @@ Action add_compress(CLI::App& program) {
       refuse_given(*command, {"--order"}, "--method awp with --bits and --sparsity");
     if (!method.ranged || !rounds)
       refuse_given(*command, {"--ranges"}, "--method awp+, awq, awq+wanda or wanda+awq with --bits");
+    const bool trains =
+        options->bqpo.epochs > 0 || (options->bqpo.epochs < 0 && method.usual == solver::Pattern::Kind::groups);
+    if (!trains) refuse_given(*command, {"--bqpo-lr", "--bqpo-batch"}, "--bqpo-epochs or --method gqsa");
     if (!rounds) refuse_given(*command, {"--symmetric", "--group-size"}, "--bits");
     return compress(*options);
   };

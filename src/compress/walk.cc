@@ -91,6 +91,9 @@ Json settings_of(const io::Checkpoint& checkpoint, const Samples& samples, const
           {"damping", options.solving.damping},
           {"order", int(options.solving.order)},
           {"search_ranges", options.solving.search_ranges},
+          {"bqpo_epochs", options.bqpo.epochs},
+          {"bqpo_lr", options.bqpo.lr},
+          {"bqpo_batch", options.bqpo.batch},
           {"seed", options.seed},
           {"device", options.device.str()},
           {"threads", options.threads},
@@ -209,34 +212,48 @@ std::vector<std::pair<std::string, at::Tensor*>> vectors_of(Layer& layer, int64_
           bias(model::Matrix::up)};
 }
 
-/// Solves and packs one matrix. W: as the checkpoint holds it; weight: the same with scales folded in, whose place the
-/// stored weights take.
-MatrixReport solve_matrix(const std::string& name, const at::Tensor& W, const solver::Statistics& statistics,
-                          at::Tensor& weight, const at::Tensor& scale, const WalkOptions& options,
-                          const layout::Layout& layout, std::vector<PackedTensor>& out) {
-  const auto start = Clock::now();
-  solver::Problem problem{
-      .W = W, .stats = statistics, .grid = options.grid, .pattern = options.pattern, .options = options.solving};
+/// A matrix on its way from the solver to the file.
+struct Solving {
   MatrixReport report;
-  report.loss_before = relative_loss(W, plain_solution(problem), statistics.second_moment);
-  problem.W = weight;
-  problem.stats = after_folding(statistics, scale);
-  const solver::Solution solution = solver::solve(options.method, problem);
-  out.push_back(pack(name, solution, layout, options.grid));
-  report.seconds = seconds_since(start);
-  const at::Tensor target = weight;
-  weight = unpack(out.back()).to(W.device());
-  report.name = name;
+  solver::Problem problem;  // as it was solved, scales folded in
+};
+
+/// W: as the checkpoint holds it; weight: the same with scales folded in.
+Solving solve_matrix(const std::string& name, const at::Tensor& W, const solver::Statistics& statistics,
+                     const at::Tensor& weight, const at::Tensor& scale, const WalkOptions& options,
+                     solver::Solution& solution) {
+  const auto start = Clock::now();
+  Solving out;
+  out.problem = {
+      .W = W, .stats = statistics, .grid = options.grid, .pattern = options.pattern, .options = options.solving};
+  out.report.name = name;
+  out.report.loss_before = relative_loss(W, plain_solution(out.problem), statistics.second_moment);
+  out.problem.W = weight;
+  out.problem.stats = after_folding(statistics, scale);
+  solution = solver::solve(options.method, out.problem);
+  out.report.iterations = solution.iterations;
+  out.report.curve = solution.curve;
+  out.report.seconds = seconds_since(start);
+  return out;
+}
+
+/// Packs a solution and completes its report; `weight` becomes what is stored.
+MatrixReport pack_matrix(const Solving& solved, const solver::Solution& solution, at::Tensor& weight,
+                         const WalkOptions& options, const layout::Layout& layout, std::vector<PackedTensor>& out) {
+  const auto start = Clock::now();
+  MatrixReport report = solved.report;
+  out.push_back(pack(report.name, solution, layout, options.grid));
+  const at::Tensor& target = solved.problem.W;
+  weight = unpack(out.back()).to(target.device());
   report.layout = layout.name;
-  report.N = W.size(0);
-  report.K = W.size(1);
-  report.loss = relative_loss(target, weight, problem.stats.second_moment);
+  report.N = target.size(0);
+  report.K = target.size(1);
+  report.loss = relative_loss(target, weight, solved.problem.stats.second_moment);
   if (solution.keep.defined())
     report.sparsity = 1 - double(solution.keep.sum().item<int64_t>()) / double(solution.keep.numel());
   report.bytes = int64_t(out.back().bytes.size());
-  report.bits = 8.0 * double(report.bytes) / double(W.numel());
-  report.iterations = solution.iterations;
-  report.curve = solution.curve;
+  report.bits = 8.0 * double(report.bytes) / double(target.numel());
+  report.seconds += seconds_since(start);
   return report;
 }
 
@@ -263,6 +280,22 @@ void check_shapes(const io::Checkpoint& checkpoint, int64_t layers, const layout
 void check(const WalkOptions& options) {
   solver::check_request(solver::method(options.method), options.grid, options.pattern);
   check_layout(chosen_layout(options), options.grid, options.pattern);
+}
+
+Json LayerReport::json() const {
+  return {{"layer", layer},
+          {"bqpo",
+           {{"before", bqpo.before},
+            {"after", bqpo.after},
+            {"epochs", bqpo.epochs},
+            {"kept", bqpo.kept},
+            {"seconds", bqpo.seconds}}}};
+}
+
+LayerReport LayerReport::from_json(const Json& json) {
+  const Json& bqpo = json.at("bqpo");
+  return {json.at("layer"),
+          {bqpo.at("before"), bqpo.at("after"), bqpo.at("epochs"), bqpo.at("kept"), bqpo.at("seconds")}};
 }
 
 Json MatrixReport::json() const {
@@ -292,7 +325,8 @@ std::string layer_path(const std::string& work_folder, int64_t layer) {
 }
 
 WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, const Samples& samples,
-                const WalkOptions& options, const std::function<void(const MatrixReport&)>& on_matrix) {
+                const WalkOptions& options, const std::function<void(const MatrixReport&)>& on_matrix,
+                const std::function<void(const LayerReport&)>& on_layer) {
   const auto start = Clock::now();
   const c10::NoGradGuard no_grad;
   check(options);
@@ -303,12 +337,19 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
   const int64_t layers = net.config().n_layers;
   check_shapes(checkpoint, layers, layout);
   open_work_folder(checkpoint, samples, options);
-  HiddenStates hidden(net, ids, samples, options.hidden_on_disk ? options.work_folder + "/hidden" : "");
+  const auto file_of = [&](const char* name) {
+    return options.hidden_on_disk ? options.work_folder + "/" + name : std::string();
+  };
+  HiddenStates hidden(net, ids, samples, file_of("hidden"));
+  const bool trains = options.bqpo.epochs > 0;
+  std::optional<HiddenStates> teacher;  // what the dense layers give
+  if (trains) teacher.emplace(net, ids, samples, file_of("teacher"));
 
   WalkReport report;
   std::optional<Progress> progress;
   // A window costs about as much in each of the two passes; solving is counted as one pass more.
-  if (options.progress) progress.emplace("Compressing", layers * 3 * hidden.windows(), "windows");
+  const int64_t passes = 3 + (trains ? options.bqpo.epochs + 2 : 0);
+  if (options.progress) progress.emplace("Compressing", layers * passes * hidden.windows(), "windows");
   const auto step = [&](int64_t windows) {
     if (progress) progress->add(windows);
   };
@@ -318,6 +359,8 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
     Layer layer = net.load_layer(index);
     const Layer dense = layer;
     const bool last = index + 1 == layers;
+    if (trains)
+      for (int64_t w = 0; w < teacher->windows(); ++w) teacher->set(w, net.forward(dense, teacher->get(w)), index);
     if (std::filesystem::exists(path)) {
       const PackedLayer packed = read_layer(path);
       for (const PackedTensor& tensor : packed.tensors) {
@@ -328,11 +371,16 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
           if (tensor.name == name) *vector = unpack(tensor).to(options.device);
       }
       for (const Json& row : io::parse_json(packed.report, path)) {
+        if (row.contains("bqpo")) {
+          report.layers.push_back(LayerReport::from_json(row));
+          if (on_layer) on_layer(report.layers.back());
+          continue;
+        }
         report.matrices.push_back(MatrixReport::from_json(row));
         if (on_matrix) on_matrix(report.matrices.back());
       }
       ++report.resumed_layers;
-      step(2 * hidden.windows());
+      step((passes - 1) * hidden.windows());
     } else {
       StatisticsSums sums(options.tokens);
       const auto add = [&](model::Input input, const at::Tensor& x) { sums.add(input, x); };
@@ -352,13 +400,30 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
           if (vector->defined()) packed.tensors.push_back(pack_vector(name, *vector));
       }
       Json rows = Json::array();
-      for (size_t m = 0; m < size_t(model::kMatrices); ++m) {
+      std::array<Solving, model::kMatrices> solved;
+      std::array<solver::Solution, model::kMatrices> solutions;
+      const auto input_of = [](size_t m) { return size_t(model::input_of(model::Matrix(m))); };
+      for (size_t m = 0; m < solved.size(); ++m) {
         if (!layer.weight[m].defined()) continue;
-        const auto input = size_t(model::input_of(model::Matrix(m)));
-        report.matrices.push_back(solve_matrix(model::tensor_name(index, model::Matrix(m)) + ".weight", dense.weight[m],
-                                               statistics[input], layer.weight[m], scales[input], options, layout,
-                                               packed.tensors));
-        report.matrices.back().outlier_share = sums.outlier_share(model::Input(input));
+        solved[m] = solve_matrix(model::tensor_name(index, model::Matrix(m)) + ".weight", dense.weight[m],
+                                 statistics[input_of(m)], layer.weight[m], scales[input_of(m)], options, solutions[m]);
+      }
+      if (trains) {
+        LayerReport trained{index,
+                            bqpo(
+                                net, layer, options.grid, options.tokens, options.bqpo, options.seed + uint64_t(index),
+                                hidden.windows(), [&](int64_t w) { return hidden.get(w); },
+                                [&](int64_t w) { return teacher->get(w); }, solutions, step)};
+        rows.push_back(trained.json());
+        report.layers.push_back(std::move(trained));
+        if (progress) progress->hide();
+        if (on_layer) on_layer(report.layers.back());
+      }
+      for (size_t m = 0; m < solved.size(); ++m) {
+        if (!layer.weight[m].defined()) continue;
+        report.matrices.push_back(
+            pack_matrix(solved[m], solutions[m], layer.weight[m], options, layout, packed.tensors));
+        report.matrices.back().outlier_share = sums.outlier_share(model::Input(input_of(m)));
         rows.push_back(report.matrices.back().json());
         if (progress) progress->hide();
         if (on_matrix) on_matrix(report.matrices.back());

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "compress/bqpo.h"
 #include "compress/net.h"
 #include "compress/packed.h"
 #include "compress/samples.h"
@@ -39,6 +40,7 @@ struct WalkOptions {
   Inputs inputs = Inputs::compressed;
   TokenWeights tokens;
   solver::Options solving;
+  BqpoOptions bqpo;
   uint64_t seed = 0;
   at::Device device = at::kCPU;
   int threads = 1;
@@ -69,17 +71,28 @@ struct MatrixReport {
   static MatrixReport from_json(const nlohmann::json& json);
 };
 
+/// Of a layer whose weights were trained (bqpo.h).
+struct LayerReport {
+  int64_t layer = 0;
+  BqpoReport bqpo;
+
+  nlohmann::json json() const;
+  static LayerReport from_json(const nlohmann::json& json);
+};
+
 struct WalkReport {
   std::vector<MatrixReport> matrices;
-  int64_t resumed_layers = 0;  // found finished
+  std::vector<LayerReport> layers;  // with options.bqpo.epochs > 0
+  int64_t resumed_layers = 0;       // found finished
   double seconds = 0;
 };
 
-/// ids: the calibration text. Calls `on_matrix` after each matrix. The packed layers are in the work folder afterwards
-/// (layer_path). Throws Error naming layer and window when a hidden state is not finite, and when the work folder
-/// belongs to another run.
+/// ids: the calibration text. Calls `on_matrix` after each matrix, `on_layer` after a layer's training. The packed
+/// layers are in the work folder afterwards (layer_path). Throws Error naming layer and window when a hidden state is
+/// not finite, and when the work folder belongs to another run.
 WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, const Samples& samples,
-                const WalkOptions& options, const std::function<void(const MatrixReport&)>& on_matrix = {});
+                const WalkOptions& options, const std::function<void(const MatrixReport&)>& on_matrix = {},
+                const std::function<void(const LayerReport&)>& on_layer = {});
 
 std::string layer_path(const std::string& work_folder, int64_t layer);
 

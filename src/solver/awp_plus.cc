@@ -69,7 +69,10 @@ Solution awp_plus(const Problem& problem) {
                 at::where(second, plain.affine.zero, rounded.affine.zero)}};
   }
   const Scales scales = problem.options.search_ranges ? Scales::refitted : Scales::fixed;
-  return stored(descend_codes(W, C, problem.grid, rounded, support.keep, kPasses, scales), problem.grid, support.keep);
+  Solution solution =
+      stored(descend_codes(W, C, problem.grid, rounded, support.keep, kPasses, scales), problem.grid, support.keep);
+  if (support.keep.defined()) solution.unrounded = support.weight;
+  return solution;
 }
 
 }  // namespace lacuna::solver

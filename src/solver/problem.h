@@ -58,6 +58,7 @@ struct Solution {
   at::Tensor code;         // [N, K] uint8, or undefined
   at::Tensor scale, zero;  // [N, groups], or undefined
   at::Tensor input_scale;  // [K], positive, or undefined
+  at::Tensor unrounded;    // [N, K], what was rounded where that is not W itself, or undefined
   int iterations = 0;
   /// ||(W - Theta_t) C^(1/2)||_F / ||W||_F (AWP, Figure 1): entry 0 at the start, entry t after iteration t, where the
   /// solver iterates; else empty.

@@ -11,6 +11,7 @@
 #include "solver/awq.h"
 #include "solver/check.h"
 #include "solver/gptq.h"
+#include "solver/gqsa.h"
 #include "solver/magnitude.h"
 #include "solver/rtn.h"
 #include "solver/sparsegpt.h"
@@ -33,6 +34,8 @@ constexpr Method kMethods[] = {
      true},
     {"awq+wanda", "awq, then wanda's mask", Does::both, Kind::row, awq_scale, awq_wanda, false, false, true},
     {"wanda+awq", "wanda's mask, then awq", Does::both, Kind::row, wanda_awq_scale, wanda_awq, false, false, true},
+    {"gqsa", "drops whole groups of inputs by their saliency, rounds the rest", Does::prune_or_both, Kind::groups,
+     nullptr, gqsa, true},
     {"awp", "projected gradient descent, as published", Does::either_or_both, Kind::row, nullptr, awp, false, true},
     {"awp+", "preconditioned iterations, least squares, coordinate descent", Does::either_or_both, Kind::row, nullptr,
      awp_plus, true, false, true},
