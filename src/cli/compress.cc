@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/weights.h"
 #include "compress/device.h"
+#include "compress/e2e.h"
 #include "compress/walk.h"
 #include "core/error.h"
 #include "core/say.h"
@@ -32,6 +33,7 @@ struct Options : Common {
   bool hidden_on_disk = false, keep_work = false, symmetric = false;
   int gpu = 0;
   compress::BqpoOptions bqpo{.epochs = -1};  // not given
+  compress::E2eOptions e2e{.epochs = -1};
 };
 
 int64_t parse_count(std::string_view text, const std::string& whole) {
@@ -114,6 +116,10 @@ int compress(const Options& options) {
   wanted.pattern = parse_pattern(options);
   if (drops_groups && options.pattern.empty() && wanted.grid.group_size > 0)
     wanted.pattern.group = wanted.grid.group_size;
+  compress::E2eOptions tuning = options.e2e;
+  if (tuning.epochs < 0) tuning.epochs = drops_groups && wanted.grid.bits > 0 ? 2 : 0;
+  tuning.seed = options.samples.seed;
+  wanted.keep_solutions = tuning.epochs > 0;
   wanted.bqpo = options.bqpo;
   if (options.bqpo.epochs < 0) wanted.bqpo.epochs = drops_groups ? 5 : 0;
   wanted.layout = options.layout;
@@ -175,8 +181,18 @@ int compress(const Options& options) {
                             layer.layer, layer.bqpo.epochs.size(), layer.bqpo.seconds, layer.bqpo.before,
                             layer.bqpo.after, layer.bqpo.kept ? "" : ", no better: left as the solver made it"));
       });
-  const int64_t bytes =
-      compress::write_model(source, wanted.work_folder, model::read_config(source).n_layers, options.out);
+  std::string folder = wanted.work_folder;
+  if (tuning.epochs > 0) {
+    const compress::E2eReport tuned = compress::e2e(source, ids, samples, wanted, tuning);
+    folder = compress::tuned_folder(folder);
+    if (options.json)
+      print_json(tuned.json());
+    else
+      print(fmt::format("scales and zero points trained {} steps in {:.1f} s, {:.4f} -> {:.4f} nats a token{}\n",
+                        tuned.steps, tuned.seconds, tuned.before, tuned.after,
+                        tuned.kept ? "" : ", no better: left as they were"));
+  }
+  const int64_t bytes = compress::write_model(source, folder, model::read_config(source).n_layers, options.out);
   if (!options.keep_work) std::filesystem::remove_all(wanted.work_folder);
 
   int64_t weights = 0, stored = 0, kept = 0;
@@ -326,6 +342,22 @@ Action add_compress(CLI::App& program) {
                    "for the others")
       ->check(integer_in(0, 10000))
       ->type_name("N");
+  command
+      ->add_option(
+          "--e2e-epochs", options->e2e.epochs,
+          "then train all scales and zero points on the whole net's next-token loss, codes frozen (GQSA's "
+          "end-to-end optimisation), so many times over the text's windows; default: 2 for gqsa with --bits, 0 "
+          "else")
+      ->check(integer_in(0, 10000))
+      ->type_name("N");
+  command->add_option("--e2e-lr", options->e2e.lr, "its learning rate")
+      ->check(number_in(0, 1, true))
+      ->capture_default_str()
+      ->type_name("L");
+  command->add_option("--e2e-batch", options->e2e.batch, "windows of one of its steps")
+      ->check(integer_in(1, 4096))
+      ->capture_default_str()
+      ->type_name("N");
   command->add_option("--bqpo-lr", options->bqpo.lr, "its learning rate; with few --samples, more is better")
       ->check(number_in(0, 1, true))
       ->capture_default_str()
@@ -358,6 +390,10 @@ Action add_compress(CLI::App& program) {
     const bool trains =
         options->bqpo.epochs > 0 || (options->bqpo.epochs < 0 && method.usual == solver::Pattern::Kind::groups);
     if (!trains) refuse_given(*command, {"--bqpo-lr", "--bqpo-batch"}, "--bqpo-epochs or --method gqsa");
+    const bool tunes =
+        options->e2e.epochs > 0 || (options->e2e.epochs < 0 && method.usual == solver::Pattern::Kind::groups && rounds);
+    if (!tunes) refuse_given(*command, {"--e2e-lr", "--e2e-batch"}, "--e2e-epochs, or --method gqsa with --bits");
+    if (!rounds && options->e2e.epochs > 0) throw Error("--e2e-epochs needs --bits: it trains scales and zero points");
     if (!rounds) refuse_given(*command, {"--symmetric", "--group-size"}, "--bits");
     return compress(*options);
   };

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "compress/e2e.h"
 #include "core/error.h"
 #include "core/mapped_file.h"
 #include "core/progress.h"
@@ -199,19 +200,6 @@ std::array<at::Tensor, model::kInputs> fold_input_scales(
   return scales;
 }
 
-/// The vectors of a layer that scales are folded into, by their names.
-std::vector<std::pair<std::string, at::Tensor*>> vectors_of(Layer& layer, int64_t index) {
-  const auto bias = [&](model::Matrix m) {
-    return std::pair{model::tensor_name(index, m) + ".bias", &layer.bias[size_t(m)]};
-  };
-  return {{fmt::format("blk.{}.attn_norm.weight", index), &layer.attn_norm.weight},
-          {fmt::format("blk.{}.attn_norm.bias", index), &layer.attn_norm.bias},
-          {fmt::format("blk.{}.ffn_norm.weight", index), &layer.ffn_norm.weight},
-          {fmt::format("blk.{}.ffn_norm.bias", index), &layer.ffn_norm.bias},
-          bias(model::Matrix::v),
-          bias(model::Matrix::up)};
-}
-
 /// A matrix on its way from the solver to the file.
 struct Solving {
   MatrixReport report;
@@ -276,6 +264,18 @@ void check_shapes(const io::Checkpoint& checkpoint, int64_t layers, const layout
 }
 
 }  // namespace
+
+std::vector<std::pair<std::string, at::Tensor*>> vectors_of(Layer& layer, int64_t index) {
+  const auto bias = [&](model::Matrix m) {
+    return std::pair{model::tensor_name(index, m) + ".bias", &layer.bias[size_t(m)]};
+  };
+  return {{fmt::format("blk.{}.attn_norm.weight", index), &layer.attn_norm.weight},
+          {fmt::format("blk.{}.attn_norm.bias", index), &layer.attn_norm.bias},
+          {fmt::format("blk.{}.ffn_norm.weight", index), &layer.ffn_norm.weight},
+          {fmt::format("blk.{}.ffn_norm.bias", index), &layer.ffn_norm.bias},
+          bias(model::Matrix::v),
+          bias(model::Matrix::up)};
+}
 
 void check(const WalkOptions& options) {
   solver::check_request(solver::method(options.method), options.grid, options.pattern);
@@ -361,7 +361,8 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
     const bool last = index + 1 == layers;
     if (trains)
       for (int64_t w = 0; w < teacher->windows(); ++w) teacher->set(w, net.forward(dense, teacher->get(w)), index);
-    if (std::filesystem::exists(path)) {
+    if (std::filesystem::exists(path) &&
+        (!options.keep_solutions || std::filesystem::exists(solutions_path(options.work_folder, index)))) {
       const PackedLayer packed = read_layer(path);
       for (const PackedTensor& tensor : packed.tensors) {
         for (size_t m = 0; m < size_t(model::kMatrices); ++m)
@@ -428,6 +429,7 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
         if (progress) progress->hide();
         if (on_matrix) on_matrix(report.matrices.back());
       }
+      if (options.keep_solutions) write_solutions(solutions_path(options.work_folder, index), solutions);
       packed.report = rows.dump();
       write_layer(path, packed);
       step(hidden.windows());

@@ -16,6 +16,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compress/bqpo.h"
@@ -46,6 +47,7 @@ struct WalkOptions {
   int threads = 1;
   std::string work_folder;      // for finished layers; made where it is missing
   bool hidden_on_disk = false;  // hidden states in a mapped file of the work folder
+  bool keep_solutions = false;  // codes, scales and zero points too, for e2e.h
   bool progress = true;
   std::string calibration_sha256;  // of the text: a work folder made with another one is refused
 };
@@ -93,6 +95,9 @@ struct WalkReport {
 WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, const Samples& samples,
                 const WalkOptions& options, const std::function<void(const MatrixReport&)>& on_matrix = {},
                 const std::function<void(const LayerReport&)>& on_layer = {});
+
+/// The vectors of a layer that scales of inputs are folded into (AWQ), by their names.
+std::vector<std::pair<std::string, at::Tensor*>> vectors_of(Layer& layer, int64_t index);
 
 std::string layer_path(const std::string& work_folder, int64_t layer);
 

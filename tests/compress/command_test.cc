@@ -32,6 +32,10 @@ TEST(CompressCommand, RefusesFlagsThatWouldChangeNothing) {
       {{"--method", "rtn", "--bits", "4", "--damping", "0.1"}, "--damping needs --method gptq"},
       {{"--method", "gptq", "--bits", "4", "--ranges", "whole"}, "--ranges needs --method awp+"},
       {{"--sparsity", "50", "--ranges", "whole"}, "--ranges needs --method awp+"},
+      {{"--bits", "4", "--bqpo-lr", "1e-4"}, "--bqpo-lr needs --bqpo-epochs"},
+      {{"--bits", "4", "--e2e-batch", "2"}, "--e2e-batch needs --e2e-epochs"},
+      {{"--sparsity", "50", "--e2e-epochs", "1"}, "--e2e-epochs needs --bits"},
+      {{"--method", "gqsa", "--sparsity", "50", "--pattern", "row"}, "drops whole groups"},
       {{"--method", "wanda", "--sparsity", "50", "--symmetric"}, "--symmetric needs --bits"},
       {{"--method", "wanda", "--sparsity", "50", "--group-size", "64"}, "--group-size needs --bits"},
       {{"--bits", "4", "--gpu", "1"}, "--gpu needs --device cuda"},
@@ -47,6 +51,34 @@ TEST(CompressCommand, RefusesFlagsThatWouldChangeNothing) {
     EXPECT_THAT(done.err, HasSubstr(one.says));
     EXPECT_TRUE(std::filesystem::is_empty(std::filesystem::path(folder.file("out.gguf")).parent_path())) << one.says;
   }
+}
+
+TEST(CompressCommand, GqsaTrainsLayersAndThenScales) {
+  const TempDir folder;
+  const auto rows = json_lines(
+      output_of(command(fixture("text_model"), folder,
+                        {"--method", "gqsa", "--bits", "4", "--sparsity", "50", "--samples", "4", "--seq-len", "64",
+                         "--bqpo-epochs", "2", "--bqpo-lr", "1e-3", "--e2e-lr", "1e-3", "--json"})));
+  size_t layers = 0, matrices = 0, tuned = 0;
+  for (const auto& row : rows) {
+    if (row.contains("bqpo")) {
+      ++layers;
+      EXPECT_LE(row["bqpo"]["after"], row["bqpo"]["before"]);
+      EXPECT_EQ(row["bqpo"]["epochs"].size(), 2u);
+    } else if (row.contains("e2e")) {
+      ++tuned;
+      EXPECT_LT(row["e2e"]["after"], row["e2e"]["before"]);
+      EXPECT_EQ(row["e2e"]["epochs"].size(), 2u);
+    } else if (row.contains("tensor")) {
+      ++matrices;
+      EXPECT_NEAR(row["sparsity"].get<double>(), 0.5, 0.02);
+    }
+  }
+  EXPECT_EQ(layers, 2u);
+  EXPECT_EQ(matrices, 2u * 7);
+  EXPECT_EQ(tuned, 1u);
+  EXPECT_FALSE(std::filesystem::exists(folder.file("out.gguf.work")));
+  output_of({"run", folder.file("out.gguf"), "-p", "a", "-n", "2"});
 }
 
 TEST(CompressCommand, WritesAModelThatRunsAndARowForEachMatrix) {

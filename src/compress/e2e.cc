@@ -1,0 +1,395 @@
+#include "compress/e2e.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/optim/adamw.h>
+#include <torch/serialize.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <optional>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/mapped_file.h"
+#include "core/progress.h"
+#include "core/rng.h"
+#include "io/atomic_file.h"
+#include "io/json.h"
+#include "solver/project.h"
+
+namespace lacuna::compress {
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+at::Tensor straight_through(const at::Tensor& exact, const at::Tensor& x) { return x + (exact - x).detach(); }
+
+template <typename Save>
+void save_atomically(const std::string& path, const Save& save) {
+  torch::serialize::OutputArchive archive;
+  save(archive);
+  std::ostringstream out;
+  archive.save_to(out);
+  io::write_file_atomically(path, out.str());
+}
+
+torch::serialize::InputArchive open_archive(const std::string& path) {
+  torch::serialize::InputArchive archive;
+  try {
+    archive.load_from(path);
+  } catch (const c10::Error& error) {
+    throw Error("{}: damaged ({}); remove the folder and begin anew", path, error.what_without_backtrace());
+  }
+  return archive;
+}
+
+/// A layer whose matrices are trained; norms and biases are as the walk left them.
+struct TrainedLayer {
+  Layer layer;  // its matrices undefined
+  std::array<std::optional<TrainedMatrix>, model::kMatrices> matrix;
+
+  Layer dense() const {
+    Layer out = layer;
+    for (size_t m = 0; m < matrix.size(); ++m)
+      if (matrix[m]) out.weight[m] = matrix[m]->weight();
+    return out;
+  }
+};
+
+class TrainedNet {
+ public:
+  TrainedNet(const io::Checkpoint& checkpoint, const WalkOptions& walked) : net_(checkpoint, walked.device) {
+    for (int64_t index = 0; index < net_.config().n_layers; ++index) {
+      TrainedLayer one;
+      one.layer = net_.load_layer(index);
+      put_vectors(read_layer(layer_path(walked.work_folder, index)), index, one.layer);
+      const auto solutions = read_solutions(solutions_path(walked.work_folder, index));
+      for (size_t m = 0; m < solutions.size(); ++m) {
+        one.layer.weight[m] = at::Tensor();
+        if (solutions[m].code.defined()) one.matrix[m].emplace(solutions[m], walked.grid, walked.device);
+      }
+      layers_.push_back(std::move(one));
+    }
+    head_ = net_.load_head();
+  }
+
+  const std::vector<TrainedLayer>& layers() const { return layers_; }
+
+  std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> out;
+    for (const TrainedLayer& layer : layers_)
+      for (const auto& matrix : layer.matrix)
+        if (matrix)
+          for (const at::Tensor& parameter : matrix->parameters()) out.push_back(parameter);
+    return out;
+  }
+
+  /// Mean nats a token of windows [windows, tokens]; with `learn` adds its gradients to the parameters'.
+  double run(const at::Tensor& ids, bool learn) {
+    std::vector<at::Tensor> hidden;
+    {
+      const c10::NoGradGuard no_grad;
+      hidden.push_back(net_.embed(ids));
+      for (const TrainedLayer& layer : layers_) {
+        at::Tensor next = net_.forward(layer.dense(), hidden.back());
+        if (!learn) hidden.clear();
+        hidden.push_back(std::move(next));
+      }
+    }
+    at::Tensor gradient;
+    const double loss = head_loss(hidden.back(), ids, learn ? &gradient : nullptr);
+    if (!learn || !std::isfinite(loss)) return loss;
+    const c10::AutoGradMode gradients(true);
+    for (size_t l = layers_.size(); l-- > 0;) {
+      hidden.pop_back();
+      const at::Tensor in = hidden.back().detach().set_requires_grad(l > 0);
+      net_.forward(layers_[l].dense(), in).backward(gradient);
+      if (l > 0) gradient = in.grad();
+    }
+    return loss;
+  }
+
+ private:
+  /// Vectors that scales of inputs were folded into (AWQ).
+  void put_vectors(const PackedLayer& packed, int64_t index, Layer& layer) const {
+    for (const auto& [name, vector] : vectors_of(layer, index))
+      for (const PackedTensor& tensor : packed.tensors)
+        if (tensor.name == name) *vector = unpack(tensor).to(net_.device());
+  }
+
+  /// The head runs over some tokens at a time: logits are wide. gradient: of the mean loss by `hidden`.
+  double head_loss(const at::Tensor& hidden, const at::Tensor& ids, at::Tensor* gradient) const {
+    constexpr int64_t kTokens = 256;
+    const int64_t scored = ids.size(1) - 1;
+    const double count = double(ids.size(0) * scored);
+    const c10::AutoGradMode gradients(gradient != nullptr);
+    if (gradient != nullptr) *gradient = at::zeros_like(hidden);
+    double sum = 0;
+    for (int64_t first = 0; first < scored; first += kTokens) {
+      const int64_t tokens = std::min(kTokens, scored - first);
+      const at::Tensor in = hidden.narrow(1, first, tokens).detach().clone().set_requires_grad(gradient != nullptr);
+      const at::Tensor wanted = ids.narrow(1, first + 1, tokens).reshape({-1}).to(hidden.device());
+      const at::Tensor loss =
+          at::cross_entropy_loss(net_.logits(head_, in).flatten(0, 1), wanted, {}, at::Reduction::Sum) / count;
+      if (gradient != nullptr) {
+        loss.backward();
+        gradient->narrow(1, first, tokens).copy_(in.grad());
+      }
+      sum += loss.item<double>();
+    }
+    return sum;
+  }
+
+  Net net_;
+  std::vector<TrainedLayer> layers_;
+  Head head_;
+};
+
+std::vector<int64_t> order_of(int64_t epoch, int64_t windows, uint64_t seed) {
+  std::vector<int64_t> order(static_cast<size_t>(windows));
+  std::iota(order.begin(), order.end(), 0);
+  Rng rng(seed * 1000003 + uint64_t(epoch));
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[size_t(rng.below(i))]);
+  return order;
+}
+
+/// Settings that a checkpoint must have been made with.
+std::string settings_of(const E2eOptions& options) {
+  return Json{{"epochs", options.epochs}, {"lr", options.lr}, {"batch", options.batch}, {"seed", options.seed}}.dump();
+}
+
+/// What a run is at: everything that later steps depend on.
+struct State {
+  int64_t step = 0;
+  double before = 0;
+  std::vector<double> sums;  // of each epoch so far
+};
+
+void save_state(const std::string& path, const State& state, const E2eOptions& options,
+                const std::vector<at::Tensor>& parameters, const torch::optim::AdamW& adam) {
+  save_atomically(path, [&](torch::serialize::OutputArchive& archive) {
+    archive.write("settings", c10::IValue(settings_of(options)));
+    archive.write("step", c10::IValue(state.step));
+    archive.write("before", c10::IValue(state.before));
+    archive.write("sums", c10::IValue(state.sums));
+    for (size_t i = 0; i < parameters.size(); ++i)
+      archive.write("parameter" + std::to_string(i), parameters[i].detach());
+    torch::serialize::OutputArchive inner;
+    adam.save(inner);
+    archive.write("adam", inner);
+  });
+}
+
+State load_state(const std::string& path, const E2eOptions& options, std::vector<at::Tensor>& parameters,
+                 torch::optim::AdamW& adam) {
+  torch::serialize::InputArchive archive = open_archive(path);
+  c10::IValue settings, step, before, sums;
+  archive.read("settings", settings);
+  if (settings.toStringRef() != settings_of(options))
+    throw Error("{}: belongs to a run with other --e2e options ({}, now {}); remove it", path, settings.toStringRef(),
+                settings_of(options));
+  archive.read("step", step);
+  archive.read("before", before);
+  archive.read("sums", sums);
+  const c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    at::Tensor value;
+    archive.read("parameter" + std::to_string(i), value);
+    parameters[i].copy_(value);
+  }
+  torch::serialize::InputArchive inner;
+  archive.read("adam", inner);
+  adam.load(inner);
+  return {step.toInt(), before.toDouble(), sums.toDoubleVector()};
+}
+
+}  // namespace
+
+TrainedMatrix::TrainedMatrix(const solver::Solution& solution, const solver::Grid& grid, at::Device device)
+    : grid_(grid), N_(solution.code.size(0)), K_(solution.code.size(1)) {
+  const auto here = [&](const at::Tensor& t) { return t.defined() ? t.to(device) : t; };
+  mask_ = here(solution.keep);
+  first_scale_ = here(solution.scale);
+  first_zero_ = here(solution.zero);
+  const at::Tensor code = solver::grouped(here(solution.code).to(at::kFloat), grid.group(K_)).to(at::kByte);
+  G_ = code.size(1);
+  width_ = code.size(2);
+  at::Tensor kept = mask_.defined() ? solver::grouped(mask_.to(at::kFloat), grid.group(K_)) > 0
+                                    : at::ones(code.sizes(), code.options().dtype(at::kBool));
+  kept = kept.reshape({N_ * G_, width_});
+  // A group whose scale is 0 holds zeros whatever its code: nothing there to train.
+  const at::Tensor live = kept.any(1).logical_and(first_scale_.reshape({-1}) > 0);
+  index_ = live.nonzero().reshape({-1});
+  code_ = code.reshape({N_ * G_, width_}).index_select(0, index_).contiguous();
+  keep_ = kept.index_select(0, index_);
+  if (keep_.all().item<bool>()) keep_ = at::Tensor();
+  unit_ = first_scale_.reshape({-1}).index_select(0, index_);
+  scale_ = unit_.clone().set_requires_grad(true);
+  offset_ = (first_zero_.reshape({-1}).index_select(0, index_) * unit_).set_requires_grad(!grid.symmetric);
+}
+
+at::Tensor TrainedMatrix::stored_scale() const {
+  // The least f16 above 0: a scale that became 0 could not come back.
+  const at::Tensor exact = scale_.clamp(0x1p-24, 65504).to(at::kHalf).to(at::kFloat);
+  return straight_through(exact, scale_);
+}
+
+at::Tensor TrainedMatrix::stored_zero() const {
+  const at::Tensor zero = offset_ / unit_;
+  return straight_through(zero.round().clamp(0, double((1 << grid_.bits) - 1)), zero);
+}
+
+at::Tensor TrainedMatrix::weight() const {
+  at::Tensor value = (code_ - stored_zero().unsqueeze(1)) * stored_scale().unsqueeze(1);
+  if (keep_.defined()) value = value.masked_fill(keep_.logical_not(), 0);
+  const at::Tensor all = at::zeros({N_ * G_, width_}, value.options()).index_copy(0, index_, value);
+  return all.reshape({N_, G_ * width_}).narrow(1, 0, K_);
+}
+
+std::vector<at::Tensor> TrainedMatrix::parameters() const {
+  std::vector<at::Tensor> out = {scale_};
+  if (!grid_.symmetric) out.push_back(offset_);
+  return out;
+}
+
+solver::Solution TrainedMatrix::solution() const {
+  const c10::NoGradGuard no_grad;
+  at::Tensor scale = first_scale_.reshape({-1}).index_copy(0, index_, stored_scale()),
+             zero = first_zero_.reshape({-1}).index_copy(0, index_, stored_zero());
+  at::Tensor code = at::zeros({N_ * G_, width_}, code_.options());
+  if (mask_.defined() || index_.size(0) < N_ * G_)
+    code = zero.unsqueeze(1).expand({N_ * G_, width_}).to(at::kByte).contiguous();  // of groups that hold zeros
+  code = code.index_copy(0, index_, code_).reshape({N_, G_ * width_}).narrow(1, 0, K_);
+  const solver::Rounded rounded{code.to(at::kFloat).contiguous(), {scale.reshape({N_, G_}), zero.reshape({N_, G_})}};
+  return solver::stored(rounded, grid_, mask_);
+}
+
+std::string solutions_path(const std::string& work_folder, int64_t layer) {
+  return fmt::format("{}/solutions-{:04}.pt", work_folder, layer);
+}
+
+void write_solutions(const std::string& path, const std::array<solver::Solution, model::kMatrices>& solutions) {
+  save_atomically(path, [&](torch::serialize::OutputArchive& archive) {
+    for (size_t m = 0; m < solutions.size(); ++m) {
+      const solver::Solution& one = solutions[m];
+      if (!one.code.defined()) continue;
+      const auto write = [&](const char* what, const at::Tensor& value) {
+        if (value.defined()) archive.write(fmt::format("{}_{}", what, m), value.to(at::kCPU).contiguous());
+      };
+      write("keep", one.keep);
+      write("code", one.code);
+      write("scale", one.scale);
+      write("zero", one.zero);
+    }
+  });
+}
+
+std::array<solver::Solution, model::kMatrices> read_solutions(const std::string& path) {
+  torch::serialize::InputArchive archive = open_archive(path);
+  std::array<solver::Solution, model::kMatrices> out;
+  for (size_t m = 0; m < out.size(); ++m) {
+    const auto read = [&](const char* what, at::Tensor& value) {
+      at::Tensor found;
+      if (archive.try_read(fmt::format("{}_{}", what, m), found)) value = found;
+    };
+    read("keep", out[m].keep);
+    read("code", out[m].code);
+    read("scale", out[m].scale);
+    read("zero", out[m].zero);
+  }
+  return out;
+}
+
+std::string tuned_folder(const std::string& work_folder) { return work_folder + "/tuned"; }
+
+Json E2eReport::json() const {
+  return {{"e2e",
+           {{"before", before},
+            {"after", after},
+            {"epochs", epochs},
+            {"steps", steps},
+            {"resumed_steps", resumed_steps},
+            {"kept", kept},
+            {"seconds", seconds}}}};
+}
+
+E2eReport e2e(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, const Samples& samples,
+              const WalkOptions& walked, const E2eOptions& options, const std::function<void(int64_t)>& after_step) {
+  const auto start = Clock::now();
+  TrainedNet net(checkpoint, walked);
+  std::vector<at::Tensor> parameters = net.parameters();
+  torch::optim::AdamW adam(parameters, torch::optim::AdamWOptions(options.lr).weight_decay(0));
+  const int64_t windows = samples.count(), steps_of_epoch = (windows + options.batch - 1) / options.batch;
+
+  const auto batch_of = [&](std::span<const int64_t> which) {
+    std::vector<at::Tensor> rows;
+    for (const int64_t w : which) {
+      const auto window = ids.subspan(size_t(samples.first[size_t(w)]), size_t(samples.seq_len));
+      rows.push_back(at::tensor(at::ArrayRef<int32_t>(window.data(), window.size()), at::kInt).to(at::kLong));
+    }
+    return at::stack(rows);
+  };
+  std::optional<Progress> progress;
+  if (options.progress) progress.emplace("Training scales", (options.epochs * 3 + 2) * windows, "windows");
+  const auto mean_loss = [&] {
+    double sum = 0;
+    for (int64_t w = 0; w < windows; ++w) {
+      sum += net.run(batch_of(std::span(&w, 1)), false);
+      if (progress) progress->add(1);
+    }
+    return sum / double(windows);
+  };
+
+  E2eReport report;
+  State state;
+  const std::string path = walked.work_folder + "/e2e.pt";
+  if (std::filesystem::exists(path)) {
+    state = load_state(path, options, parameters, adam);
+    report.resumed_steps = state.step;
+    if (progress) progress->add(windows + 3 * std::min(state.step * options.batch, options.epochs * windows));
+  } else {
+    state.before = mean_loss();
+    state.sums.assign(size_t(options.epochs), 0);
+  }
+  report.before = state.before;
+  report.steps = options.epochs * steps_of_epoch;
+  while (state.step < report.steps) {
+    const int64_t epoch = state.step / steps_of_epoch, first = state.step % steps_of_epoch * options.batch;
+    const std::vector<int64_t> order = order_of(epoch, windows, options.seed);
+    const auto which = std::span(order).subspan(size_t(first), size_t(std::min(options.batch, windows - first)));
+    adam.zero_grad();
+    const double loss = net.run(batch_of(which), true);
+    if (!std::isfinite(loss))
+      throw Error("end-to-end optimisation: the loss is no longer a number at step {}; take a smaller --e2e-lr than {}",
+                  state.step + 1, options.lr);
+    adam.step();
+    state.sums[size_t(epoch)] += loss;
+    ++state.step;
+    if (progress) progress->add(3 * int64_t(which.size()));
+    if (state.step % options.save_every == 0 || state.step == report.steps)
+      save_state(path, state, options, parameters, adam);
+    if (after_step) after_step(state.step);
+  }
+  for (const double sum : state.sums) report.epochs.push_back(sum / double(steps_of_epoch));
+  report.after = mean_loss();
+  report.kept = report.after < report.before;
+
+  std::filesystem::create_directories(tuned_folder(walked.work_folder));
+  for (size_t l = 0; l < net.layers().size(); ++l) {
+    PackedLayer packed = read_layer(layer_path(walked.work_folder, int64_t(l)));
+    for (PackedTensor& tensor : packed.tensors)
+      for (size_t m = 0; m < size_t(model::kMatrices); ++m) {
+        const auto& matrix = net.layers()[l].matrix[m];
+        if (report.kept && matrix && tensor.name == model::tensor_name(int64_t(l), model::Matrix(m)) + ".weight")
+          tensor = pack(tensor.name, matrix->solution(), *tensor.layout, walked.grid);
+      }
+    write_layer(layer_path(tuned_folder(walked.work_folder), int64_t(l)), packed);
+  }
+  report.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  return report;
+}
+
+}  // namespace lacuna::compress

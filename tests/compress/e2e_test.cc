@@ -1,0 +1,208 @@
+// End-to-end optimisation of scales and zero points on tiny nets.
+#include "compress/e2e.h"
+
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <stdexcept>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "solver/project.h"
+#include "solver/solve.h"
+#include "test_support.h"
+
+namespace lacuna::compress {
+namespace {
+
+constexpr int64_t kWindow = 32, kWindows = 6;
+
+at::Tensor random_matrix(int64_t N, int64_t K, uint64_t seed) {
+  Rng rng(seed);
+  at::Tensor W = at::empty({N, K}, at::kFloat);
+  for (int64_t i = 0; i < W.numel(); ++i) W.data_ptr<float>()[i] = float(0.1 * rng.normal());
+  return W;
+}
+
+/// keep: 0 all, 1 half of the groups and no weight of row 1, 2 single weights too.
+solver::Solution some_solution(const solver::Grid& grid, int keep_kind) {
+  const at::Tensor W = random_matrix(6, 72, 5);
+  at::Tensor keep;
+  if (keep_kind > 0) {
+    keep = at::ones({6, 72}, at::kBool);
+    for (int64_t n = 0; n < 6; ++n)
+      for (int64_t k = 0; k < 72; ++k)
+        keep[n][k] = n != 1 && (n + k / 16) % 2 == 0 && (keep_kind == 1 || (n + k) % 3 != 0);
+  }
+  const at::Tensor kept = solver::masked(W, keep);
+  return solver::stored(solver::round_to_grid(kept, grid, solver::fit_grid(kept, grid)), grid, keep);
+}
+
+TEST(TrainedMatrix, IsTheSolutionUntilItIsTrained) {
+  for (const bool symmetric : {false, true})
+    for (const int bits : {2, 4, 8})
+      for (const int keep : {0, 1, 2}) {
+        const solver::Grid grid{bits, 16, symmetric};
+        const solver::Solution from = some_solution(grid, keep);
+        const TrainedMatrix matrix(from, grid, at::kCPU);
+        EXPECT_TRUE(matrix.weight().equal(from.weight)) << bits << ' ' << keep;
+        EXPECT_TRUE(matrix.solution().weight.equal(from.weight)) << bits << ' ' << keep;
+        EXPECT_EQ(matrix.parameters().size(), symmetric ? 1u : 2u);
+      }
+}
+
+TEST(TrainedMatrix, GradientsAreThoseOfScalesAndZeroPoints) {
+  const c10::AutoGradMode gradients(true);
+  const solver::Grid grid{4, 16};
+  const solver::Solution from = some_solution(grid, 2);
+  const TrainedMatrix matrix(from, grid, at::kCPU);
+  const at::Tensor weights = random_matrix(6, 72, 6);
+  (matrix.weight() * weights).sum().backward();
+  // In double, group by group: d/ds = sum of (code - zero) w, d/doffset = -s / s_first sum of w, over what is kept.
+  const at::Tensor keep = solver::grouped(from.keep.to(at::kDouble), 16),
+                   w = solver::grouped(weights.to(at::kDouble), 16);
+  const at::Tensor steps = solver::grouped(from.code.to(at::kDouble), 16) - from.zero.to(at::kDouble).unsqueeze(2);
+  const at::Tensor live = keep.sum(2).flatten().gt(0).logical_and(from.scale.flatten() > 0).nonzero().flatten();
+  const auto near = [&](const at::Tensor& got, const at::Tensor& all) {
+    return at::allclose(got.to(at::kDouble), all.flatten().index_select(0, live), 1e-4, 1e-6);
+  };
+  EXPECT_TRUE(near(matrix.parameters()[0].grad(), (steps * w * keep).sum(2)));
+  EXPECT_TRUE(near(matrix.parameters()[1].grad(), -(w * keep).sum(2)));
+}
+
+struct Walked {
+  WalkOptions options;
+  std::vector<int32_t> ids;
+  Samples samples;
+  int64_t layers = 0;
+};
+
+Walked walk_it(const io::Checkpoint& checkpoint, const std::string& work, solver::Pattern::Kind kind) {
+  Walked out;
+  const auto config = model::read_config(checkpoint);
+  out.layers = config.n_layers;
+  out.options.method = kind == solver::Pattern::Kind::groups ? "gqsa" : "wanda+awq";
+  out.options.grid = {4, 16};
+  out.options.pattern = {kind, 0.4, 0, 0, 16};
+  out.options.work_folder = work;
+  out.options.progress = false;
+  out.options.keep_solutions = true;
+  Rng rng(1);
+  for (int64_t i = 0; i < kWindow * kWindows; ++i) out.ids.push_back(int32_t(rng.below(uint64_t(config.n_vocab))));
+  out.samples = choose_samples(kWindow * kWindows, {.samples = kWindows, .seq_len = kWindow}, "ids");
+  walk(checkpoint, out.ids, out.samples, out.options);
+  return out;
+}
+
+const E2eOptions kOptions{.epochs = 3, .lr = 2e-3, .batch = 2, .save_every = 2, .seed = 4, .progress = false};
+
+std::string model_of(const io::Checkpoint& checkpoint, const Walked& walked, const std::string& file) {
+  write_model(checkpoint, tuned_folder(walked.options.work_folder), walked.layers, file);
+  return test::read_text(file);
+}
+
+at::Tensor decoded(const PackedLayer& layer, const std::string& name) {
+  for (const PackedTensor& tensor : layer.tensors)
+    if (tensor.name == name) return unpack(tensor);
+  throw std::runtime_error(name);
+}
+
+TEST(E2e, LowersTheLossOfEveryFamilyAndLeavesMasks) {
+  for (const char* model :
+       {"hf/llama_mha", "hf/qwen2", "hf/qwen3", "hf/mistral", "hf/opt", "hf/opt_post_norm_projected"})
+    for (const auto kind : {solver::Pattern::Kind::groups, solver::Pattern::Kind::row}) {
+      const test::TempDir folder;
+      const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture(model));
+      const Walked walked = walk_it(checkpoint, folder.file("work"), kind);
+      const E2eReport report = e2e(checkpoint, walked.ids, walked.samples, walked.options, kOptions);
+      EXPECT_TRUE(report.kept) << model;
+      EXPECT_LT(report.after, report.before) << model;
+      EXPECT_LT(report.epochs.back(), report.epochs.front()) << model;
+      EXPECT_EQ(report.steps, 9) << model;
+      const auto name = "blk.0.ffn_up.weight";
+      const PackedLayer before = read_layer(layer_path(walked.options.work_folder, 0)),
+                        after = read_layer(layer_path(tuned_folder(walked.options.work_folder), 0));
+      EXPECT_FALSE(decoded(before, name).equal(decoded(after, name))) << model;
+      const auto solutions = read_solutions(solutions_path(walked.options.work_folder, 0));
+      const at::Tensor dropped = solutions[size_t(model::Matrix::up)].keep.logical_not();
+      EXPECT_GT(dropped.sum().item<int64_t>(), 0);
+      EXPECT_TRUE((decoded(after, name).masked_select(dropped) == 0).all().item<bool>()) << model;
+    }
+}
+
+TEST(E2e, TheLossIsTheRuntimesOwn) {
+  const test::TempDir folder;
+  const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture("hf/llama_mha"));
+  const Walked walked = walk_it(checkpoint, folder.file("work"), solver::Pattern::Kind::groups);
+  E2eOptions still = kOptions;
+  still.epochs = 1;
+  still.lr = 1e-12;
+  const E2eReport report = e2e(checkpoint, walked.ids, walked.samples, walked.options, still);
+  // The written model through the nets again, in one piece, with LibTorch's own loss.
+  model_of(checkpoint, walked, folder.file("out.gguf"));
+  const io::Checkpoint made = io::Checkpoint::open(folder.file("out.gguf"));
+  const c10::NoGradGuard no_grad;
+  const Net net(made);
+  const Head head = net.load_head();
+  double sum = 0;
+  for (int64_t w = 0; w < kWindows; ++w) {
+    at::Tensor row = at::empty({1, kWindow}, at::kLong);
+    for (int64_t t = 0; t < kWindow; ++t) row[0][t] = walked.ids[size_t(walked.samples.first[size_t(w)] + t)];
+    at::Tensor hidden = net.embed(row);
+    for (int64_t l = 0; l < walked.layers; ++l) hidden = net.forward(net.load_layer(l), hidden);
+    const at::Tensor logits = net.logits(head, hidden)[0].narrow(0, 0, kWindow - 1).to(at::kDouble);
+    sum -= logits.log_softmax(1).gather(1, row[0].narrow(0, 1, kWindow - 1).unsqueeze(1)).mean().item<double>();
+  }
+  EXPECT_NEAR(report.before, sum / kWindows, 1e-4);
+}
+
+TEST(E2e, GoesOnWhereItStoppedWithTheSameBytes) {
+  struct Stopped {};
+  const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture("hf/llama_mha"));
+  const test::TempDir whole_folder;
+  const Walked whole = walk_it(checkpoint, whole_folder.file("work"), solver::Pattern::Kind::groups);
+  const E2eReport one = e2e(checkpoint, whole.ids, whole.samples, whole.options, kOptions);
+  const std::string bytes = model_of(checkpoint, whole, whole_folder.file("out.gguf"));
+  for (const int64_t stop : {1, 2, 5, 8, 9}) {
+    const test::TempDir folder;
+    const Walked walked = walk_it(checkpoint, folder.file("work"), solver::Pattern::Kind::groups);
+    const auto stopping = [&](int64_t step) {
+      if (step == stop) throw Stopped();
+    };
+    EXPECT_THROW(e2e(checkpoint, walked.ids, walked.samples, walked.options, kOptions, stopping), Stopped);
+    const E2eReport rest = e2e(checkpoint, walked.ids, walked.samples, walked.options, kOptions);
+    EXPECT_EQ(rest.resumed_steps, stop == 9 ? 9 : stop / 2 * 2);
+    EXPECT_EQ(rest.epochs, one.epochs) << stop;
+    EXPECT_EQ(rest.after, one.after) << stop;
+    EXPECT_TRUE(model_of(checkpoint, walked, folder.file("out.gguf")) == bytes) << stop;
+  }
+}
+
+TEST(E2e, RefusesAnotherRunsCheckpointAndADamagedOne) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture("hf/llama_mha"));
+  const test::TempDir folder;
+  const Walked walked = walk_it(checkpoint, folder.file("work"), solver::Pattern::Kind::groups);
+  e2e(checkpoint, walked.ids, walked.samples, walked.options, kOptions);
+  E2eOptions other = kOptions;
+  other.lr *= 2;
+  EXPECT_THROW(e2e(checkpoint, walked.ids, walked.samples, walked.options, other), Error);
+  std::filesystem::resize_file(folder.file("work/e2e.pt"), 100);
+  EXPECT_THROW(e2e(checkpoint, walked.ids, walked.samples, walked.options, kOptions), Error);
+}
+
+TEST(E2e, LeavesTheNetAloneWhereTrainingDoesNotHelp) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture("hf/llama_mha"));
+  const test::TempDir folder;
+  const Walked walked = walk_it(checkpoint, folder.file("work"), solver::Pattern::Kind::groups);
+  E2eOptions still = kOptions;
+  still.lr = 1e-12;  // no scale reaches another f16
+  const E2eReport report = e2e(checkpoint, walked.ids, walked.samples, walked.options, still);
+  EXPECT_EQ(report.after, report.before);
+  EXPECT_FALSE(report.kept);
+  const auto layer = [&](const std::string& work) { return test::read_text(layer_path(work, 0)); };
+  EXPECT_TRUE(layer(walked.options.work_folder) == layer(tuned_folder(walked.options.work_folder)));
+}
+
+}  // namespace
+}  // namespace lacuna::compress
