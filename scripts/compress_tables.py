@@ -2,7 +2,8 @@
 """Perplexity of a model after every method of the compressor: the AWP paper's tables on a model at hand.
 
 Tables: pruning (50 to 90%), quantization (INT4, INT3, INT2), joint (25, 50, 75% with INT4, and INT2 beside the last at the same stored bits).
-Every row compresses the model with `lacuna compress`, then runs `lacuna perplexity` (protocol hf) on each text. With --device cuda both
+gqsa (W4 with 20 to 50% of groups of 16 dropped: GQSA's one shot, with its block optimisation, with both stages, and the same from awp+'s
+groups). Every row compresses the model with `lacuna compress`, then runs `lacuna perplexity` (protocol hf) on each text. With --device cuda both
 run on the GPU; what they score is then the same values as float32 rows, since packed layouts of dropped weights run on the CPU so far.
 Several runs may fill one file's tables at once with --output of their own and be joined by --join. The dense model's row comes first; with --dense a run whose dense perplexity is off by more than 0.5% is refused. Rows that the output file already has, made by
 the same commit, are kept: a run that was stopped goes on, with more tables or columns where they are asked for. A method that takes longer
@@ -37,6 +38,8 @@ def settings(table: str, group: int) -> list[tuple[str, list[str]]]:
         return [(f"{s}%", ["--sparsity", str(s)]) for s in (50, 60, 70, 80, 90)]
     if table == "quantization":
         return [(f"INT{b}", ["--bits", str(b), *grid]) for b in (4, 3, 2)]
+    if table == "gqsa":
+        return [(f"W4S{s}", ["--bits", "4", "--sparsity", str(s), "--group-size", "16"]) for s in (20, 30, 40, 50)]
     if table == "2:4":
         return [("2:4", ["--pattern", "2:4"])]
     return [(f"{s}% + INT4", ["--sparsity", str(s), "--bits", "4", *grid]) for s in (25, 50, 75)]
@@ -44,7 +47,11 @@ def settings(table: str, group: int) -> list[tuple[str, list[str]]]:
 
 # Dropping as their papers do, where that is not the same number in each row.
 PATTERNS = {"magnitude": ["--pattern", "unstructured"], "sparsegpt": ["--pattern", "unstructured"]}
-METHODS = {"pruning": PRUNING, "2:4": PATTERN, "quantization": QUANTIZATION, "joint": JOINT}
+# Rows that are more than a method's name: its flags; the stages that are left out, and those that a stage adds.
+ONE_SHOT, BLOCKS, BOTH = ["--bqpo-epochs", "0", "--e2e-epochs", "0"], ["--bqpo-epochs", "5", "--e2e-epochs", "0"], ["--bqpo-epochs", "5", "--e2e-epochs", "2"]
+STAGES = {f"{method}{name}": (method, [*stages, *([] if method == "gqsa" else ["--pattern", "group16"])])
+          for method in ("gqsa", "awp+") for name, stages in ((", one shot", ONE_SHOT), (", bqpo", BLOCKS), (", bqpo, e2e", BOTH))}
+METHODS = {"gqsa": list(STAGES), "pruning": PRUNING, "2:4": PATTERN, "quantization": QUANTIZATION, "joint": JOINT}
 
 
 def built_from(binary: str) -> str:
@@ -98,6 +105,7 @@ def main() -> int:
     parser.add_argument("--inputs", default="compressed", choices=["compressed", "dense"])
     parser.add_argument("--first-weight", default="1", help="as `lacuna compress` has it; the papers: 1 (%(default)s)")
     parser.add_argument("--token-clip", default="0", help="the same; the papers: 0 (%(default)s)")
+    parser.add_argument("--rates", default="", metavar="FLAGS", help="flags of training, e.g. '--bqpo-lr 1e-3 --e2e-lr 1e-4'")
     parser.add_argument("--ctx", type=int, default=2048)
     parser.add_argument("--chunks", type=int, default=0, help="windows of each text; 0: all")
     parser.add_argument("--dense", action="append", default=[], metavar="NAME=PPL", help="what the dense model must give on a text")
@@ -112,7 +120,7 @@ def main() -> int:
     made_from = built_from(a.lacuna)
     card, driver = gpu() if a.device == "cuda" else ("", "none")
     settings_now = {"model": a.model.name, "calib": a.calib.name, "texts": sorted(texts), "samples": a.samples, "seq_len": a.seq_len,
-                    "inputs": a.inputs, "first_weight": a.first_weight, "token_clip": a.token_clip, "group_size": a.group_size, "ctx": a.ctx, "chunks": a.chunks, "device": card or "cpu"}
+                    "inputs": a.inputs, "first_weight": a.first_weight, "token_clip": a.token_clip, "group_size": a.group_size, "ctx": a.ctx, "chunks": a.chunks, "rates": a.rates, "device": card or "cpu"}
     kept = {"rows": []}
     if a.output.is_file():
         kept = json.loads(a.output.read_text())
@@ -163,7 +171,13 @@ def main() -> int:
         if abs(got / ppl - 1) > 0.005:
             raise Failure(f"the dense model has a perplexity of {got:.4f} on {name}, expected {ppl}; compressed results would mean nothing")
 
-    def compressed(method: str, flags: list[str]) -> dict:
+    def compressed(row: str, flags: list[str]) -> dict:
+        method, stages = STAGES.get(row, (row, []))
+        flags = flags + stages
+        if "--bqpo-epochs" in flags:
+            trained = {"--bqpo-lr": flags[flags.index("--bqpo-epochs") + 1] != "0", "--e2e-lr": flags[flags.index("--e2e-epochs") + 1] != "0"}
+            rates = shlex.split(a.rates)
+            flags += [word for name, value in zip(rates[::2], rates[1::2]) if trained.get(name) for word in (name, value)]
         with tempfile.TemporaryDirectory(prefix="lacuna-compress-") as folder:
             out = Path(folder) / "model.gguf"
             command = [a.lacuna, "compress", str(a.model), "-o", str(out), "--calib", str(a.calib), "--method", method, *flags,
@@ -180,7 +194,8 @@ def main() -> int:
             matrices = [row for row in report if "tensor" in row]
             return {"model": a.model.name, "method": method, "flags": " ".join(flags), "layout": matrices[0]["layout"],
                     "effective_bits": summary["effective_bits"], "weight_sparsity": summary["weight_sparsity"], "bytes": summary["bytes"],
-                    "solver_s": summary["solver_s"], "seconds": summary["seconds"],
+                    "solver_s": summary["solver_s"], "seconds": summary["seconds"], "peak_memory_bytes": summary["peak_memory_bytes"],
+                    **{key: [row[key] for row in report if key in row] for key in ("bqpo", "e2e") if any(key in row for row in report)},
                     "loss": sum(m["loss"] for m in matrices) / len(matrices), "perplexity": scored(out)}
 
     for table in a.tables.split(","):
@@ -194,9 +209,9 @@ def main() -> int:
                 add(f"{table} {title} {method}", lambda method=method, flags=flags: compressed(method, flags))
         for name in texts:
             print(f"{table}, perplexity on {name} (dense {dense['perplexity'][name]['ppl']:.2f})")
-            print(f"  {'':<12}" + "".join(f"{title:>12}" for title, _ in columns))
+            print(f"  {'':<17}" + "".join(f"{title:>12}" for title, _ in columns))
             for method in methods:
-                print(f"  {method:<12}" + "".join(f"{cell(found[f'{table} {title} {method}'], name):>12}" for title, _ in columns))
+                print(f"  {method:<17}" + "".join(f"{cell(found[f'{table} {title} {method}'], name):>12}" for title, _ in columns))
     return 0
 
 
