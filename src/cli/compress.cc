@@ -7,6 +7,7 @@
 
 #include <charconv>
 #include <filesystem>
+#include <set>
 
 #include "cli/command.h"
 #include "cli/weights.h"
@@ -16,7 +17,9 @@
 #include "core/error.h"
 #include "core/say.h"
 #include "core/sha256.h"
+#include "io/atomic_file.h"
 #include "io/documents.h"
+#include "io/gguf_model.h"
 #include "solver/check.h"
 #include "solver/solve.h"
 
@@ -95,6 +98,14 @@ std::string slow_products_note(double gflops) {
       gflops);
 }
 
+/// Layouts of its matrices that hold integers.
+std::set<std::string> quantized_layouts(const io::Checkpoint& checkpoint) {
+  std::set<std::string> out;
+  for (const io::Tensor& tensor : checkpoint.tensors())
+    if (io::is_matrix(tensor) && tensor.layout->bits_per_weight() < 16) out.emplace(tensor.layout->name);
+  return out;
+}
+
 std::vector<std::string> method_names() {
   std::vector<std::string> names;
   for (const solver::Method& method : solver::methods()) names.emplace_back(method.name);
@@ -103,6 +114,7 @@ std::vector<std::string> method_names() {
 
 int compress(const Options& options) {
   check_out("-o", options.out);
+  { const io::AtomicFile writable(options.out); }  // before hours of work, not after them
   compress::WalkOptions wanted;
   wanted.method = options.method;
   const layout::Layout* layout = layout::find(options.layout);
@@ -156,11 +168,14 @@ int compress(const Options& options) {
   if (samples.count() < samples.asked)
     spdlog::warn("{}: has {} whole windows of {} tokens, {} were asked for; statistics come from fewer", options.calib,
                  samples.count(), samples.seq_len, samples.asked);
+  if (const auto again = quantized_layouts(source); !again.empty())
+    spdlog::warn("{} was quantized already ({}): start from f16, bf16 or f32 where you can", options.model,
+                 fmt::join(again, ", "));
   wanted.calibration_sha256 = sha256_hex(std::as_bytes(std::span(text)));
 
   if (!options.json) {
     say("{}\n", samples.describe());
-    print(fmt::format("{:<28}{:>12}{:>8}{:>7}{:>11}{:>11}{:>7}{:>9}\n", "tensor", "shape", "layout", "bits",
+    print(fmt::format("{:<28}{:>12}{:>8}{:>7}{:>12}{:>11}{:>7}{:>9}\n", "tensor", "shape", "layout", "bits",
                       "loss before", "loss", "iter", "seconds"));
   }
   const compress::WalkReport report = compress::walk(
@@ -169,7 +184,7 @@ int compress(const Options& options) {
         if (options.json)
           print_json(m.json());
         else
-          print(fmt::format("{:<28}{:>12}{:>8}{:>7.3f}{:>11.3e}{:>11.3e}{:>7}{:>9.2f}\n", m.name,
+          print(fmt::format("{:<28}{:>12}{:>8}{:>7.3f}{:>12.3e}{:>11.3e}{:>7}{:>9.2f}\n", m.name,
                             fmt::format("{}x{}", m.N, m.K), m.layout, m.bits, m.loss_before, m.loss, m.iterations,
                             m.seconds));
       },
@@ -193,7 +208,7 @@ int compress(const Options& options) {
                         tuned.kept ? "" : ", no better: left as they were"));
   }
   const int64_t bytes = compress::write_model(source, folder, model::read_config(source).n_layers, options.out);
-  if (!options.keep_work) std::filesystem::remove_all(wanted.work_folder);
+  if (!options.keep_work) compress::remove_work(wanted.work_folder);
 
   int64_t weights = 0, stored = 0, kept = 0;
   double solving = 0;
@@ -235,12 +250,13 @@ int compress(const Options& options) {
 
 Action add_compress(CLI::App& program) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = program.add_subcommand("compress",
-                                             "Make a model smaller by dropping weights, by storing them in few bits, "
-                                             "or both, so that its layers' outputs on a "
-                                             "calibration text change least. Every matrix of the layers is compressed; "
-                                             "embeddings, output head, norms and biases "
-                                             "stay as they are. A run that was stopped goes on where it was.");
+  CLI::App* command =
+      program.add_subcommand("compress",
+                             "Make a model smaller by dropping weights, by storing them in few bits, "
+                             "or both, so that its layers' outputs on a "
+                             "calibration text change least. Every matrix of the layers is compressed; "
+                             "embeddings and output head stay as they are, norms and biases too but where "
+                             "awq folds its scales into them. A run that was stopped goes on where it was.");
   command->add_option("MODEL", options->model, "a .gguf file or a Hugging Face folder, best in f32, f16 or bf16")
       ->required();
   command->add_option("-o,--out", options->out, "the file to write; it appears when it is complete")
@@ -266,7 +282,7 @@ Action add_compress(CLI::App& program) {
       ->type_name("G");
   command->add_flag("--symmetric", options->symmetric,
                     "the zero point of every group is half of the codes, as nm24_q4 needs it");
-  command->add_option("--sparsity", options->sparsity, "share of the weights to drop, in percent")
+  command->add_option("--sparsity", options->sparsity, "share of the weights to drop: percent, or a fraction below 1")
       ->check(number_in(0, 99.99))
       ->type_name("S");
   command
@@ -318,7 +334,8 @@ Action add_compress(CLI::App& program) {
       ->type_name("W");
   command
       ->add_option("--damping", options->damping,
-                   "gptq, sparsegpt, awp+: what is added to the second moment's diagonal, as a share of its mean")
+                   "gptq, sparsegpt, gqsa, awp+ with --bits: what is added to the second moment's diagonal, as a share "
+                   "of its mean")
       ->check(number_in(0, 10))
       ->capture_default_str()
       ->type_name("D");
@@ -331,7 +348,8 @@ Action add_compress(CLI::App& program) {
   command
       ->add_option("--ranges", options->ranges,
                    "awp+ and awq's methods with --bits: what a group's grid covers, searched (less than its weights "
-                   "span where that loses less) or whole; try whole where fewer bits cost more than the losses say")
+                   "span where that loses less; awp+ also refits its scales) or whole (scales stay); try whole where "
+                   "fewer bits cost more than the losses say")
       ->check(CLI::IsMember({"searched", "whole"}))
       ->capture_default_str()
       ->type_name("NAME");
@@ -382,7 +400,8 @@ Action add_compress(CLI::App& program) {
     const solver::Method& method = solver::method(options->method);
     const bool rounds = options->bits != "none", drops = options->sparsity > 0 || !options->pattern.empty();
     if (options->device != "cuda") refuse_given(*command, {"--gpu"}, "--device cuda");
-    if (!method.damped) refuse_given(*command, {"--damping"}, "--method gptq, sparsegpt or awp+");
+    const bool heeds = method.damped && (rounds || method.does == solver::Method::Does::prune_or_both);
+    if (!heeds) refuse_given(*command, {"--damping"}, "--method gptq, sparsegpt or gqsa, or awp+ with --bits");
     if (!method.ordered || !rounds || !drops)
       refuse_given(*command, {"--order"}, "--method awp with --bits and --sparsity");
     if (!method.ranged || !rounds)

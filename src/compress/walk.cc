@@ -3,9 +3,13 @@
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 
@@ -27,6 +31,21 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+/// Makes the file with all of its bytes on the disk: a mapped page that the disk has no room for would end the program.
+void reserve(const std::string& path, int64_t bytes) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) throw Error("{}: cannot create it: {}", path, std::strerror(errno));
+  const int failed = ::posix_fallocate(fd, 0, off_t(bytes));
+  ::close(fd);
+  if (failed == 0) return;
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
+  throw Error(
+      "{}: no room for {} bytes of hidden states: {}; leave --hidden-on-disk out, or give --work a folder on another "
+      "disk",
+      path, bytes, std::strerror(failed));
+}
+
 /// The hidden states of all windows, [windows, tokens, n_embd].
 class HiddenStates {
  public:
@@ -34,6 +53,7 @@ class HiddenStates {
       : device_(net.device()), file_(file) {
     const std::array<int64_t, 3> shape = {samples.count(), samples.seq_len, net.config().n_embd};
     const int64_t values = samples.tokens() * net.config().n_embd;
+    if (!file.empty()) reserve(file, values * int64_t(sizeof(float)));
     states_ = file.empty() ? at::empty(shape, at::kFloat) : at::from_file(file, true, values, at::kFloat).view(shape);
     for (int64_t w = 0; w < samples.count(); ++w) {
       const auto window = ids.subspan(size_t(samples.first[size_t(w)]), size_t(samples.seq_len));
@@ -73,9 +93,16 @@ void use_threads(int threads) {
   if (const auto set = reinterpret_cast<Set>(::dlsym(RTLD_DEFAULT, "openblas_set_num_threads"))) set(threads);
 }
 
+/// Of every tensor's name and bytes.
+std::string digest_of(const io::Checkpoint& checkpoint) {
+  std::string all;
+  for (const io::Tensor& tensor : checkpoint.tensors())
+    all += fmt::format("{} {}\n", tensor.name, sha256_hex(tensor.bytes));
+  return sha256_hex(std::as_bytes(std::span(all)));
+}
+
 /// What two runs must share so that one may go on with the other's layers.
 Json settings_of(const io::Checkpoint& checkpoint, const Samples& samples, const WalkOptions& options) {
-  const io::Tensor& first = checkpoint.require("blk.0.attn_q.weight");
   return {{"method", options.method},
           {"bits", options.grid.bits},
           {"group_size", options.grid.group_size},
@@ -91,7 +118,7 @@ Json settings_of(const io::Checkpoint& checkpoint, const Samples& samples, const
           {"first_weight", options.tokens.first},
           {"damping", options.solving.damping},
           {"order", int(options.solving.order)},
-          {"search_ranges", options.solving.search_ranges},
+          {"ranges", options.solving.search_ranges ? "searched" : "whole"},
           {"bqpo_epochs", options.bqpo.epochs},
           {"bqpo_lr", options.bqpo.lr},
           {"bqpo_batch", options.bqpo.batch},
@@ -101,8 +128,7 @@ Json settings_of(const io::Checkpoint& checkpoint, const Samples& samples, const
           {"windows", samples.first},
           {"seq_len", samples.seq_len},
           {"calibration", options.calibration_sha256},
-          {"model", sha256_hex(first.bytes)},
-          {"model_bytes", checkpoint.file_bytes()}};
+          {"model", digest_of(checkpoint)}};
 }
 
 std::string text_of(const std::string& path) {
@@ -110,11 +136,18 @@ std::string text_of(const std::string& path) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
+constexpr const char* kSettings = "settings.json";
+
 void open_work_folder(const io::Checkpoint& checkpoint, const Samples& samples, const WalkOptions& options) {
   std::filesystem::create_directories(options.work_folder);
-  const std::string path = options.work_folder + "/settings.json";
+  const std::string path = options.work_folder + "/" + kSettings;
   const Json settings = settings_of(checkpoint, samples, options);
-  if (!std::filesystem::exists(path)) return io::write_file_atomically(path, settings.dump(1) + "\n");
+  if (!std::filesystem::exists(path)) {
+    if (!std::filesystem::is_empty(options.work_folder))
+      throw Error("{}: holds files, but no {} of a run that was stopped; name another folder with --work",
+                  options.work_folder, kSettings);
+    return io::write_file_atomically(path, settings.dump(1) + "\n");
+  }
   const Json found = io::parse_json_object(text_of(path), path);
   for (const auto& [key, value] : settings.items())
     if (!found.contains(key) || found[key] != value)
@@ -318,6 +351,16 @@ MatrixReport MatrixReport::from_json(const Json& json) {
   return {json.at("tensor"),     json.at("layout"),   json.at("n"),    json.at("k"),     json.at("loss_before"),
           json.at("loss"),       json.at("sparsity"), json.at("bits"), json.at("bytes"), json.at("outlier_share"),
           json.at("iterations"), json.at("seconds"),  json.at("curve")};
+}
+
+void remove_work(const std::string& work_folder) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  fs::remove_all(tuned_folder(work_folder), ignored);
+  for (const char* name : {kSettings, "hidden", "teacher", "e2e.pt"}) fs::remove(work_folder + "/" + name, ignored);
+  for (int64_t layer = 0; fs::remove(layer_path(work_folder, layer), ignored); ++layer)
+    fs::remove(solutions_path(work_folder, layer), ignored);
+  fs::remove(work_folder, ignored);  // where it is empty
 }
 
 std::string layer_path(const std::string& work_folder, int64_t layer) {

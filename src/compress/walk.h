@@ -91,13 +91,16 @@ struct WalkReport {
 
 /// ids: the calibration text. Calls `on_matrix` after each matrix, `on_layer` after a layer's training. The packed
 /// layers are in the work folder afterwards (layer_path). Throws Error naming layer and window when a hidden state is
-/// not finite, and when the work folder belongs to another run.
+/// not finite, and when the work folder belongs to another run or holds files of none.
 WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, const Samples& samples,
                 const WalkOptions& options, const std::function<void(const MatrixReport&)>& on_matrix = {},
                 const std::function<void(const LayerReport&)>& on_layer = {});
 
 /// The vectors of a layer that scales of inputs are folded into (AWQ), by their names.
 std::vector<std::pair<std::string, at::Tensor*>> vectors_of(Layer& layer, int64_t index);
+
+/// Removes what walk and e2e left in a work folder, and the folder where nothing else lies in it.
+void remove_work(const std::string& work_folder);
 
 std::string layer_path(const std::string& work_folder, int64_t layer);
 

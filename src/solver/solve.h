@@ -18,9 +18,9 @@ enum class Order : uint8_t {
 };
 
 struct Options {
-  double damping = 0.01;             // gptq, sparsegpt, awp+: share of the mean of C's diagonal added to it
-  int64_t block = 128;               // gptq, sparsegpt: columns between two updates of all that lies right of them
-  bool search_ranges = true;         // awq, awp+: a group's grid may cover less than its weights' range
+  double damping = 0.01;      // gptq, sparsegpt, awp+: share of the mean of C's diagonal added to it
+  int64_t block = 128;        // gptq, sparsegpt: columns between two updates of all that lies right of them
+  bool search_ranges = true;  // awq, awp+: a group's grid may cover less than its weights span; awp+ refits scales
   Order order = Order::prune_first;  // awp, joint
 };
 

@@ -32,6 +32,7 @@ TEST(CompressCommand, RefusesFlagsThatWouldChangeNothing) {
       {{"--method", "rtn", "--bits", "4", "--damping", "0.1"}, "--damping needs --method gptq"},
       {{"--method", "gptq", "--bits", "4", "--ranges", "whole"}, "--ranges needs --method awp+"},
       {{"--sparsity", "50", "--ranges", "whole"}, "--ranges needs --method awp+"},
+      {{"--sparsity", "50", "--damping", "0.1"}, "--damping needs --method gptq"},
       {{"--bits", "4", "--bqpo-lr", "1e-4"}, "--bqpo-lr needs --bqpo-epochs"},
       {{"--bits", "4", "--e2e-batch", "2"}, "--e2e-batch needs --e2e-epochs"},
       {{"--sparsity", "50", "--e2e-epochs", "1"}, "--e2e-epochs needs --bits"},
@@ -50,6 +51,17 @@ TEST(CompressCommand, RefusesFlagsThatWouldChangeNothing) {
     EXPECT_EQ(done.code, one.code) << one.says;
     EXPECT_THAT(done.err, HasSubstr(one.says));
     EXPECT_TRUE(std::filesystem::is_empty(std::filesystem::path(folder.file("out.gguf")).parent_path())) << one.says;
+  }
+}
+
+TEST(CompressCommand, FindsOutBeforeItsWorkThatItCannotWrite) {
+  const TempDir folder;
+  for (const std::string& out : {folder.file(""), folder.file("missing/out.gguf")}) {
+    auto args = command(fixture("text_model"), folder, {"--bits", "4", "--work", folder.file("work")});
+    args[3] = out;
+    const Finished done = run_lacuna(args);
+    EXPECT_EQ(done.code, 1) << out;
+    EXPECT_FALSE(std::filesystem::exists(folder.file("work"))) << out;
   }
 }
 

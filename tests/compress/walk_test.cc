@@ -10,6 +10,7 @@
 #include "compress/device.h"
 #include "core/error.h"
 #include "core/rng.h"
+#include "io/atomic_file.h"
 #include "layout/layout.h"
 #include "model/decoder.h"
 #include "test_support.h"
@@ -292,6 +293,60 @@ TEST(Walk, RefusesAnotherRunsFolder) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("belongs to a run with another bits (4, now 3)"));
   }
+}
+
+TEST(Walk, LeavesFilesAloneThatAreNotItsOwn) {
+  const test::TempDir folder;
+  const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture("hf/llama_mha"));
+  auto options = options_for(folder.file("work"), "rtn", 4, 0);
+  std::filesystem::create_directories(options.work_folder);
+  io::write_file_atomically(options.work_folder + "/thesis.txt", "precious");
+  EXPECT_THROW(compress_to(checkpoint, options, folder.file("out.gguf")), Error);
+  std::filesystem::remove(options.work_folder + "/thesis.txt");
+  compress_to(checkpoint, options, folder.file("out.gguf"));
+  io::write_file_atomically(options.work_folder + "/thesis.txt", "precious");
+  remove_work(options.work_folder);
+  std::vector<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(options.work_folder))
+    left.push_back(entry.path().filename().string());
+  EXPECT_THAT(left, testing::ElementsAre("thesis.txt"));
+  std::filesystem::remove(options.work_folder + "/thesis.txt");
+  remove_work(options.work_folder);
+  EXPECT_FALSE(std::filesystem::exists(options.work_folder));
+}
+
+TEST(Walk, RefusesTheLayersOfAModelThatChanged) {
+  const test::TempDir folder;
+  const std::string model = folder.file("model.gguf"), changed = folder.file("changed.gguf");
+  test::write_tiny_model(model);
+  test::rewrite(
+      model, changed, [](io::Metadata&) {},
+      [](const std::string& name, std::vector<std::byte>& bytes) {
+        if (name == "blk.1.ffn_down.weight") bytes[1] ^= std::byte{1};
+      });
+  const auto options = options_for(folder.file("work"), "rtn", 4, 0);
+  compress_to(io::Checkpoint::open(model), options, folder.file("out.gguf"));
+  EXPECT_THROW(compress_to(io::Checkpoint::open(changed), options, folder.file("again.gguf")), Error);
+}
+
+TEST(Walk, NamesTheLayerWhoseInputsLeaveFloat32) {
+  const test::TempDir folder;
+  const std::string model = folder.file("model.gguf"), damaged = folder.file("damaged.gguf");
+  test::write_tiny_model(model);
+  test::rewrite(
+      model, damaged, [](io::Metadata&) {},
+      [](const std::string& name, std::vector<std::byte>& bytes) {
+        if (name != "blk.1.attn_norm.weight") return;
+        float* values = reinterpret_cast<float*>(bytes.data());
+        for (size_t i = 0; i < bytes.size() / sizeof(float); ++i) values[i] = 3e37f;
+      });
+  try {
+    compress_to(io::Checkpoint::open(damaged), options_for(folder.file("work"), "rtn", 4, 0), folder.file("out.gguf"));
+    FAIL() << "expected an Error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("layer 1"));
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder.file("out.gguf")));
 }
 
 TEST(Walk, ChecksWhatGoesTogether) {
