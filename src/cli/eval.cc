@@ -73,12 +73,13 @@ Json likelihoods_json(const Wanted& wanted, const eval::Question& question, cons
           {"truncated", tokens.truncated}};
 }
 
-/// "0.2750 +- 0.0316" in 20 characters; no error of one question; "-" for what the task has not.
+/// "0.2750 +- 0.0316"; without the error of one question; "-" for what the task has not.
 std::string cell(const eval::Mean& mean, bool present) {
-  if (!present) return fmt::format("  {:<20}", "-");
-  return fmt::format("  {:<20}", fmt::format("{:.4f}{}", mean.value,
-                                             std::isnan(mean.error) ? "" : fmt::format(" +- {:.4f}", mean.error)));
+  if (!present) return "-";
+  return fmt::format("{:.4f}{}", mean.value, std::isnan(mean.error) ? "" : fmt::format(" +- {:.4f}", mean.error));
 }
+
+constexpr auto kRow = FMT_STRING("{:<14} {:>9}  {:<18}  {:<18}  {}\n");
 
 int eval_tasks(const Options& options) {
   const bool on_cuda = options.device == "cuda";
@@ -111,8 +112,7 @@ int eval_tasks(const Options& options) {
   }
   model::Engine& engine = on_cuda ? static_cast<model::Engine&>(*model.cuda) : *cpu;
 
-  if (!options.json)
-    print(fmt::format("{:<14} {:>9}  {:<20}  {:<20}  {}\n", "task", "questions", "acc", "acc_norm", "perplexity"));
+  if (!options.json) print(fmt::format(kRow, "task", "questions", "acc", "acc_norm", "perplexity"));
   for (const Wanted& wanted : tasks) {
     if (on_cuda)
       model.cuda->set_sparsity(sparse);  // clears the counts
@@ -160,13 +160,13 @@ int eval_tasks(const Options& options) {
       if (realised) row.update(realised_json(*realised));
       print_json(row);
     } else {
-      print(fmt::format("{:<14} {:>9}{}{}{}\n", name_of(wanted.task), result.n, cell(result.acc, true),
-                        cell(result.acc_norm, norm), cell(result.ppl, words)));
+      print(fmt::format(kRow, name_of(wanted.task), result.n, cell(result.acc, true), cell(result.acc_norm, norm),
+                        cell(result.ppl, words)));
       if (realised)
         print(fmt::format("  activation sparsity {:.2f}% (asked {:.0f}%)\n", 100 * realised->share,
                           100 * realised->asked));
       if (wanted.tokens.truncated > 0)
-        print(fmt::format("  {} questions longer than {} tokens lost their beginning\n", wanted.tokens.truncated, ctx));
+        print(fmt::format("  cut at the left to {} tokens: {}\n", ctx, wanted.tokens.truncated));
       say("  {:.1f} s, {:.1f} questions/s, {:.0f} tokens/s, data sha256 {}\n", seconds, double(result.n) / seconds,
           double(wanted.tokens.run) / seconds, wanted.sha256);
     }
