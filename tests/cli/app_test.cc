@@ -140,8 +140,7 @@ TEST(App, CudaThatCannotRunSaysWhy) {
       {"tune", kModel, "--device", "cuda"},
       {"run", kModel, "-p", "a", "--device", "cuda"},
       {"perplexity", kModel, "-f", kModel, "--device", "cuda", "--ctx", "16"},
-      {"eval", fixture("text_model.gguf"), "--task", "lambada", "--data", fixture("zero_shot/lambada.jsonl"),
-       "--device", "cuda"}};
+      {"eval", kModel, "--task", "lambada", "--data", fixture("zero_shot/lambada.jsonl"), "--device", "cuda"}};
   for (std::vector<std::string> arguments : calls) {
     arguments.insert(arguments.end(), {"--gpu-memory", "0.01"});
     const Finished done = run_lacuna(arguments);
