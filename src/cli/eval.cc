@@ -189,8 +189,7 @@ Action add_eval(CLI::App& program) {
   for (const std::string_view name : eval::task_names()) names.emplace_back(name);
   command
       ->add_option("--task", options->tasks,
-                   "hellaswag, arc-easy, arc-challenge, piqa, winogrande or lambada; given again with a --data each: "
-                   "several in one run")
+                   "which questions to ask; given again with a --data each: several tasks in one run")
       ->required()
       ->check(CLI::IsMember(names))
       ->allow_extra_args(false)
