@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = os.environ.get("LACUNA", str(ROOT / "build" / "release" / "lacuna"))
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "tests" / "fixtures"))
 
@@ -91,8 +92,7 @@ def run_harness(lm, name, rows):
 
 
 def run_lacuna(arguments, model, files, data, answers):
-    program = os.environ.get("LACUNA", str(ROOT / "build" / "release" / "lacuna"))
-    command = [program, "eval", str(model), "--limit", str(arguments.limit), "--kv", arguments.kv, "--json", "--answers-out", str(answers)]
+    command = [PROGRAM, "eval", str(model), "--limit", str(arguments.limit), "--kv", arguments.kv, "--json", "--answers-out", str(answers)]
     if arguments.threads:
         command += ["--threads", str(arguments.threads)]
     for name, file in files.items():
@@ -141,7 +141,8 @@ def main():
             table.append(compare(task, theirs, figures, ours, rows[task]))
             print(json.dumps(table[-1]), flush=True)
     if arguments.output:
-        commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+        version = subprocess.run([PROGRAM, "--version"], check=True, stdout=subprocess.PIPE, text=True).stdout
+        commit = re.search(r"^commit +(\S+)", version, re.M)[1]  # of the program that was measured
         text = ",\n".join(" " + json.dumps(row) for row in table)
         head = {"command": f"scripts/compare_lm_eval.py {arguments.model.name} --data FOLDER --limit {arguments.limit} --kv {arguments.kv}", "commit": commit, "lm_eval": harness.lm_eval.__version__}
         arguments.output.write_text("{" + json.dumps(head)[1:-1] + ', "rows": [\n' + text + "\n]}\n")
