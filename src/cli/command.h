@@ -54,6 +54,7 @@ Action add_inspect(CLI::App& program);
 Action add_tokenize(CLI::App& program);
 Action add_run(CLI::App& program);
 Action add_perplexity(CLI::App& program);
+Action add_eval(CLI::App& program);
 Action add_bench(CLI::App& program);
 Action add_synth(CLI::App& program);
 Action add_quantize(CLI::App& program);

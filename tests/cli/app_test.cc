@@ -11,8 +11,8 @@
 namespace lacuna::test {
 namespace {
 
-const std::vector<std::string> kCommands = {"pull",     "run",        "inspect", "tokenize",
-                                            "quantize", "perplexity", "bench",   "synth"};
+const std::vector<std::string> kCommands = {"pull",       "run",  "inspect", "tokenize", "quantize",
+                                            "perplexity", "eval", "bench",   "synth"};
 const std::string kModel = fixture("gguf_models/llama_tied.gguf");
 
 TEST(App, EveryCommandExplainsItsFlags) {
@@ -107,8 +107,9 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
   expect_error({"bench", kModel, "--tune"}, "--tune");
   expect_error({"tune", kModel, "--device", "cuda", "--quick"}, "--quick");
   expect_error({"tune", kModel, "--thresholds", "t.gguf"}, "--thresholds");
-  const std::vector<std::string> run = {"run", kModel, "-p", "a"}, perplexity = {"perplexity", kModel, "-f", kModel};
-  for (std::vector<std::string> command : {run, perplexity, std::vector<std::string>{"bench", kModel}}) {
+  const std::vector<std::string> run = {"run", kModel, "-p", "a"}, perplexity = {"perplexity", kModel, "-f", kModel},
+                                 eval = {"eval", kModel, "--task", "lambada", "--data", kModel};
+  for (std::vector<std::string> command : {run, perplexity, eval, std::vector<std::string>{"bench", kModel}}) {
     const auto refused = [&](const std::vector<std::string>& flags, const std::string& needs) {
       std::vector<std::string> arguments = command;
       arguments.insert(arguments.end(), flags.begin(), flags.end());
@@ -138,7 +139,8 @@ TEST(App, CudaThatCannotRunSaysWhy) {
       {"bench", "--device", "cuda", "--spqt"},
       {"tune", kModel, "--device", "cuda"},
       {"run", kModel, "-p", "a", "--device", "cuda"},
-      {"perplexity", kModel, "-f", kModel, "--device", "cuda", "--ctx", "16"}};
+      {"perplexity", kModel, "-f", kModel, "--device", "cuda", "--ctx", "16"},
+      {"eval", kModel, "--task", "lambada", "--data", fixture("zero_shot/lambada.jsonl"), "--device", "cuda"}};
   for (std::vector<std::string> arguments : calls) {
     arguments.insert(arguments.end(), {"--gpu-memory", "0.01"});
     const Finished done = run_lacuna(arguments);
@@ -303,11 +305,13 @@ TEST(App, ErrorsNameTheFile) {
   rewrite(kModel, bare, [](io::Metadata& m) { m.erase("llama.block_count"); });
   expect_error({"run", bare, "-p", "a"}, bare + ": metadata key llama.block_count is missing");
   const std::string vocabulary = fixture("gguf/vocabulary.gguf");
-  for (const std::vector<std::string>& command : {std::vector<std::string>{"run", vocabulary, "-p", "a"},
-                                                  {"perplexity", vocabulary, "-f", kModel},
-                                                  {"bench", vocabulary},
-                                                  {"tune", vocabulary},
-                                                  {"quantize", vocabulary, "-o", dir.file("out.gguf")}})
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"run", vocabulary, "-p", "a"},
+        {"perplexity", vocabulary, "-f", kModel},
+        {"eval", vocabulary, "--task", "lambada", "--data", fixture("zero_shot/lambada.jsonl")},
+        {"bench", vocabulary},
+        {"tune", vocabulary},
+        {"quantize", vocabulary, "-o", dir.file("out.gguf")}})
     expect_error(command, vocabulary + ": has no weights, a vocabulary only");
   rewrite(kModel, merges,
           [](io::Metadata& m) { m.set("tokenizer.ggml.merges", std::vector<std::string>{std::string("x\0 y", 4)}); });
