@@ -50,7 +50,8 @@ void add_common(CLI::App& command, Common& common) {
 
 void check_common(const Common& common) {
   if (common.device == "cuda")
-    throw Error("--device cuda is for `run`, `perplexity`, `eval`, `bench`, `tune` and `compress` so far; leave it out here");
+    throw Error(
+        "--device cuda is for `run`, `perplexity`, `eval`, `bench`, `tune` and `compress` so far; leave it out here");
 }
 
 void add_gpu(CLI::App& command, GpuFlags& flags) {
