@@ -46,6 +46,15 @@ void check_layout(const layout::Layout& layout, const solver::Grid& grid, const 
                   layout.block_cols);
     return;
   }
+  if (layout.family == layout::Family::group_sparse) {
+    const int bits = grid.bits == 0 ? kValueBits : grid.bits;
+    if (bits != layout.bits || pattern.kind != solver::Pattern::Kind::groups || pattern.group != grid.group_size)
+      throw Error("--layout {}: holds {} bits of whole groups; it needs --bits {} --pattern group{} --group-size {}",
+                  layout.name, layout.bits, layout.bits == kValueBits ? "none" : std::to_string(layout.bits),
+                  pattern.group, pattern.group);
+    layout::check_params(layout, {.group_size = grid.group_size});
+    return;
+  }
   if (&layout != &fitting)
     throw Error("--layout {}: what these options give is stored as {}; leave --layout out or give it that", layout.name,
                 fitting.name);
@@ -58,15 +67,15 @@ PackedTensor pack(const std::string& name, const solver::Solution& solution, con
   const at::Tensor keep = solution.keep.defined() ? on_host(solution.keep, at::kByte) : at::Tensor();
   const auto kept = keep.defined() ? octets(keep) : std::span<const uint8_t>();
   const at::Tensor weight = on_host(solution.weight, at::kFloat);
+  layout::Params params;
+  if (layout.bits < kValueBits || layout.family == layout::Family::group_sparse) params.group_size = grid.group_size;
   try {
     if (grid.bits == 0) {
-      out.params = layout::pack_values(layout, {N, K}, floats(weight), kept, out.bytes);
+      out.params = layout::pack_values(layout, {N, K}, params, floats(weight), kept, out.bytes);
       return out;
     }
     const at::Tensor code = on_host(solution.code, at::kByte), scale = on_host(solution.scale, at::kFloat),
                      zero = on_host(solution.zero, at::kFloat);
-    layout::Params params;
-    params.group_size = grid.group_size;
     out.params =
         layout::pack_grouped(layout, {N, K}, params, {octets(code), floats(scale), floats(zero), kept}, out.bytes);
   } catch (const Error& error) {
