@@ -1,0 +1,560 @@
+// src/kernels/cpu/isa/linear_group_sparse.cc - the gs layouts: kept groups of inputs along a row (group_sparse.h).
+//
+// weight = scale * (code - zero), so that a group's share of a sum is scale * (sum(code * x) - zero * sum(x)). A single
+// token lies in two planes, coarse and fine, unit by unit (ActivationTile::unit_codes), so that one load has both of a
+// group's inputs and one product of bytes adds up both: half of the lanes are coarse sums, half fine ones. What dropped
+// groups' inputs hold is never read. Rows are not split: their results do not depend on the number of threads.
+#include "kernels/cpu/group_sparse.h"
+#include "kernels/cpu/isa/linear_panel.h"
+#include "kernels/cpu/isa/linear_table.h"
+
+namespace lacuna::cpu::LACUNA_ISA {
+namespace {
+
+/// A row of the prepared form. kept: its groups.
+template <class Form>
+struct Row {
+  const uint8_t *masks, *zeros, *scales, *codes;
+  LACUNA_INLINE int64_t count(const uint8_t* masks, int64_t K) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < Form::zeros_at(K); i += 4) {
+      uint32_t mask;
+      __builtin_memcpy(&mask, masks + i, 4);
+      kept += __builtin_popcount(mask);
+    }
+    return kept;
+  }
+  __attribute__((always_inline)) Row(const uint8_t* row, int64_t K, int64_t kept)
+      : masks(row),
+        zeros(row + Form::zeros_at(K)),
+        scales(row + Form::scales_at(K, kept)),
+        codes(row + Form::codes_at(K, kept)) {}
+};
+
+LACUNA_INLINE const uint8_t* first_row(const LinearArgs& a) {
+  uint64_t at;
+  __builtin_memcpy(&at, a.weight + 8 * a.row0, 8);
+  return reinterpret_cast<const uint8_t*>(a.weight) + at;
+}
+
+template <int kBits>
+LACUNA_INLINE uint32_t zero_of(const uint8_t* zeros, int64_t j) {
+  return kBits == 8 ? zeros[j] : uint32_t(zeros[j / 2]) >> (4 * (j % 2)) & 15;
+}
+
+LACUNA_INLINE float scale_of(const uint8_t* scales, int64_t j) {
+  uint16_t half;
+  __builtin_memcpy(&half, scales + 2 * j, 2);
+  return half_to_float(half);
+}
+
+/// Calls use(j, i) for the kept groups in turn: the j-th of the row is the group of inputs i.
+template <class Use>
+LACUNA_INLINE int64_t each_group(const uint8_t* masks, int64_t bytes, const Use& use) {
+  int64_t j = 0;
+  for (int64_t w = 0; w < bytes; w += 4) {
+    uint32_t mask;
+    __builtin_memcpy(&mask, masks + w, 4);
+    for (; mask != 0; mask &= mask - 1) use(j++, 8 * w + __builtin_ctz(mask));
+  }
+  return j;
+}
+
+// ---- one token ----
+
+#if defined(__AVX512VBMI2__) && defined(__AVX512VNNI__)
+
+/// A unit of U inputs in two planes: a register of 2 U bytes.
+template <int64_t kUnit>
+struct Lanes;
+template <>
+struct Lanes<8> {
+  using I = __m128i;
+  using F = __m128;
+  LACUNA_INLINE I codes(const uint8_t* p) { return (__m128i)_mm_loaddup_pd((const double*)p); }
+  LACUNA_INLINE I field(I a, int shift, int mask) {
+    return _mm_and_si128(_mm_srli_epi16(a, shift), _mm_set1_epi8(char(mask)));
+  }
+  LACUNA_INLINE F sums(I codes, const int8_t* x) {
+    return _mm_cvtepi32_ps(_mm_dpbusd_epi32(_mm_setzero_si128(), codes, _mm_loadu_si128((const __m128i*)x)));
+  }
+  LACUNA_INLINE I either(I a, I b) { return _mm_or_si128(a, b); }
+  LACUNA_INLINE I twice(I a, int left) { return _mm_slli_epi16(a, left); }
+  LACUNA_INLINE F mul_add(F a, float b, F c) { return _mm_fmadd_ps(a, _mm_set1_ps(b), c); }
+  LACUNA_INLINE F mul(F a, float b) { return _mm_mul_ps(a, _mm_set1_ps(b)); }
+  LACUNA_INLINE F add(F a, F b) { return _mm_add_ps(a, b); }
+  LACUNA_INLINE F nothing() { return _mm_setzero_ps(); }
+  /// Coarse lanes and fine ones, in steps of the coarse.
+  LACUNA_INLINE __m128 both(F a) {
+    const __m128 fine = _mm_movehl_ps(_mm_setzero_ps(), a);
+    return _mm_fmadd_ps(fine, _mm_set1_ps(1 / kPlaneRatio), _mm_movelh_ps(a, _mm_setzero_ps()));
+  }
+};
+template <>
+struct Lanes<16> {
+  using I = __m256i;
+  using F = __m256;
+  LACUNA_INLINE I codes(const uint8_t* p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p)); }
+  LACUNA_INLINE I field(I a, int shift, int mask) {
+    return _mm256_and_si256(_mm256_srli_epi16(a, shift), _mm256_set1_epi8(char(mask)));
+  }
+  LACUNA_INLINE F sums(I codes, const int8_t* x) {
+    return _mm256_cvtepi32_ps(
+        _mm256_dpbusd_epi32(_mm256_setzero_si256(), codes, _mm256_loadu_si256((const __m256i*)x)));
+  }
+  LACUNA_INLINE I either(I a, I b) { return _mm256_or_si256(a, b); }
+  LACUNA_INLINE I twice(I a, int left) { return _mm256_slli_epi16(a, left); }
+  LACUNA_INLINE F mul_add(F a, float b, F c) { return _mm256_fmadd_ps(a, _mm256_set1_ps(b), c); }
+  LACUNA_INLINE F mul(F a, float b) { return _mm256_mul_ps(a, _mm256_set1_ps(b)); }
+  LACUNA_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
+  LACUNA_INLINE F nothing() { return _mm256_setzero_ps(); }
+  LACUNA_INLINE __m128 both(F a) {
+    return _mm_fmadd_ps(_mm256_extractf128_ps(a, 1), _mm_set1_ps(1 / kPlaneRatio), _mm256_castps256_ps128(a));
+  }
+};
+template <>
+struct Lanes<32> {
+  using I = __m512i;
+  using F = __m512;
+  LACUNA_INLINE I codes(const uint8_t* p) {
+    return _mm512_maskz_broadcast_i64x4(__mmask8(0xff), _mm256_loadu_si256((const __m256i*)p));
+  }
+  LACUNA_INLINE I field(I a, int shift, int mask) {
+    return _mm512_and_si512(_mm512_srli_epi16(a, unsigned(shift)), _mm512_set1_epi8(char(mask)));
+  }
+  LACUNA_INLINE F sums(I codes, const int8_t* x) {
+    return _mm512_maskz_cvtepi32_ps(__mmask16(0xffff),
+                                    _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, _mm512_loadu_si512(x)));
+  }
+  LACUNA_INLINE I either(I a, I b) { return _mm512_or_si512(a, b); }
+  LACUNA_INLINE I twice(I a, int left) { return _mm512_slli_epi16(a, unsigned(left)); }
+  LACUNA_INLINE F mul_add(F a, float b, F c) { return _mm512_fmadd_ps(a, _mm512_set1_ps(b), c); }
+  LACUNA_INLINE F mul(F a, float b) { return _mm512_mul_ps(a, _mm512_set1_ps(b)); }
+  LACUNA_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+  LACUNA_INLINE F nothing() { return _mm512_setzero_ps(); }
+  LACUNA_INLINE __m128 both(F a) {
+    const __m256 fine = _mm512_maskz_extractf32x8_ps(__mmask8(0xff), a, 1);
+    const __m256 all =
+        _mm256_fmadd_ps(fine, _mm256_set1_ps(1 / kPlaneRatio), _mm512_maskz_extractf32x8_ps(__mmask8(0xff), a, 0));
+    return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+  }
+};
+
+/// Working memory for one row. Groups are named by their place in the row, kept or not.
+struct Work {
+  float* off;       // scale * zero of the kept groups in turn
+  float* factor;    // by place: what a unit's sum is multiplied with; 0 of dropped groups and of the one past the last
+  uint16_t* place;  // of the kept groups in turn, times 4; followed by places of the group past the last
+};
+constexpr int64_t work_numbers(int64_t K) { return (K / 8 + 127) / 64 * 64; }
+int64_t one_scratch(int64_t K) { return work_numbers(K) * (4 + 4 + 2); }
+
+LACUNA_INLINE Work work_of(const LinearArgs& a) {
+  auto* memory = reinterpret_cast<float*>(a.scratch);
+  const int64_t numbers = work_numbers(a.K);
+  return {memory, memory + numbers, reinterpret_cast<uint16_t*>(memory + 2 * numbers)};
+}
+
+LACUNA_INLINE __m512 load_scales(const uint8_t* p) {
+  return _mm512_maskz_cvtph_ps(__mmask16(0xffff), _mm256_loadu_si256((const __m256i*)p));
+}
+
+/// Fills work.off. What lies past the last kept group is of no use and not used.
+template <int kBits, class Form>
+LACUNA_INLINE void weigh_zeros(const Row<Form>& row, int64_t kept, const Work& work) {
+  for (int64_t j = 0; j < kept; j += 16) {
+    __m128i zeros;
+    if constexpr (kBits == 8) {
+      zeros = _mm_loadu_si128((const __m128i*)(row.zeros + j));
+    } else {
+      const __m128i pairs = _mm_loadl_epi64((const __m128i*)(row.zeros + j / 2));
+      zeros = _mm_and_si128(_mm_unpacklo_epi8(pairs, _mm_srli_epi16(pairs, 4)), _mm_set1_epi8(15));
+    }
+    const __m512i wide = _mm512_maskz_cvtepu8_epi32(__mmask16(0xffff), zeros);
+    const __m512 zero = _mm512_maskz_cvtepi32_ps(__mmask16(0xffff), wide);
+    _mm512_store_ps(work.off + j, _mm512_mul_ps(load_scales(row.scales + 2 * j), zero));
+  }
+}
+
+/// Fills the rest and returns what the zeros take off, in 16 parts. Numbers of the kept groups are expanded under the
+/// mask to their places, where the inputs' numbers lie.
+template <class Form, int64_t kGroup>
+LACUNA_INLINE __m512 place_groups(const LinearArgs& a, const Row<Form>& row, const Work& work) {
+  const __m512i upto = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12,
+                                        11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  __m512i places = _mm512_slli_epi16(upto, 2);
+  __m512 off = _mm512_setzero_ps();
+  const int64_t groups = Form::groups(a.K);
+  int64_t kept = 0;
+  for (int64_t i = 0; i < groups; i += 32) {
+    uint32_t mask;
+    __builtin_memcpy(&mask, row.masks + i / 8, 4);
+    _mm512_storeu_si512(work.place + kept, _mm512_maskz_compress_epi16(mask, places));
+    places = _mm512_add_epi16(places, _mm512_set1_epi16(4 * 32));
+#pragma GCC unroll 2
+    for (int64_t half = i; half < i + 32; half += 16) {
+      const auto some = __mmask16(mask);
+      __m512 factor = _mm512_maskz_expand_ps(some, load_scales(row.scales + 2 * kept));
+      if constexpr (Form::kUnits == 1) factor = _mm512_mul_ps(factor, _mm512_load_ps(a.x.unit_scale + half));
+      _mm512_store_ps(work.factor + half, factor);
+      off = _mm512_fmadd_ps(_mm512_maskz_expand_ps(some, _mm512_loadu_ps(work.off + kept)),
+                            _mm512_load_ps(a.x.group_sum + half), off);
+      kept += __builtin_popcount(mask & 0xffff);
+      mask >>= 16;
+    }
+  }
+  _mm256_storeu_si256((__m256i*)(work.place + kept), _mm256_set1_epi16(int16_t(4 * groups)));
+  return off;
+}
+
+/// Codes of unit q of a chunk, in both planes' lanes. 2 and 4 bits: times 2^(kBits q), which costs nothing.
+template <int kBits, class Form>
+LACUNA_INLINE auto unit_codes(const uint8_t* chunk, int q) {
+  using L = Lanes<Form::kUnit>;
+  if constexpr (kBits == 8)
+    return L::codes(chunk);
+  else if constexpr (kBits == 3)
+    return L::either(L::field(L::codes(chunk + q / 4 * Form::kUnit), 2 * (q % 4), 3),
+                     L::twice(L::field(L::codes(chunk + 2 * Form::kUnit), q, 1), 2));
+  else
+    return L::field(L::codes(chunk), 0, ((1 << kBits) - 1) << (kBits * q));
+}
+
+template <int kBits, int64_t kGroup>
+LACUNA_INLINE float row_sum(const LinearArgs& a, const Row<GroupSparseForm<kBits, kGroup>>& row, int64_t kept,
+                            const Work& work, __m512 off) {
+  using Form = GroupSparseForm<kBits, kGroup>;
+  using L = Lanes<Form::kUnit>;
+  constexpr int kAtOnce = Form::kChunk < 4 ? 4 : int(Form::kChunk);  // units
+  typename L::F sums[4] = {L::nothing(), L::nothing(), L::nothing(), L::nothing()};
+  const uint8_t* chunk = row.codes;
+  const int64_t units = kept * Form::kUnits;
+  for (int64_t u = 0; u < units; u += kAtOnce) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t part = i % Form::kUnits, place = work.place[(u + i) / Form::kUnits];
+      const int8_t* x = a.x.unit_codes + place * (kGroup / 2) + part * 2 * Form::kUnit;
+      const auto codes = unit_codes<kBits, Form>(chunk + i / Form::kChunk * Form::kChunkBytes, i % int(Form::kChunk));
+      auto sum = L::sums(codes, x);
+      if constexpr (Form::kUnits > 1) sum = L::mul(sum, a.x.unit_scale[place / 4 * Form::kUnits + part]);
+      float factor;
+      __builtin_memcpy(&factor, reinterpret_cast<const char*>(work.factor) + place, 4);
+      sums[i % 4] = L::mul_add(sum, factor, sums[i % 4]);
+    }
+    chunk += kAtOnce / Form::kChunk * Form::kChunkBytes;
+  }
+  if constexpr (kBits == 2 || kBits == 4)
+    for (int i = 1; i < 4; ++i) sums[i] = L::mul(sums[i], 1.0f / float(1 << (kBits * (i % int(Form::kChunk)))));
+  const __m256 half = _mm256_add_ps(_mm512_maskz_extractf32x8_ps(__mmask8(0xff), off, 0),
+                                    _mm512_maskz_extractf32x8_ps(__mmask8(0xff), off, 1));
+  const __m128 less = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  __m128 all = _mm_sub_ps(L::both(L::add(L::add(sums[0], sums[1]), L::add(sums[2], sums[3]))), less);
+  all = _mm_add_ps(all, _mm_movehl_ps(all, all));
+  return _mm_cvtss_f32(_mm_add_ss(all, _mm_movehdup_ps(all)));
+}
+
+/// The next row's zeros are weighed before this one's codes are read, so that what was stored has left for the cache
+/// before it is read at other places.
+template <int kBits, int64_t kGroup>
+void run_one(const LinearArgs& a) {
+  using Form = GroupSparseForm<kBits, kGroup>;
+  const Work work = work_of(a);
+  work.factor[Form::groups(a.K)] = 0;  // where that is a multiple of 32; else it is written with each row
+  const uint8_t* at = first_row(a);
+  int64_t kept = Row<Form>::count(at, a.K);
+  weigh_zeros<kBits, Form>(Row<Form>(at, a.K, kept), kept, work);
+  for (int64_t n = a.row0; n < a.row1; ++n) {
+    const Row<Form> row(at, a.K, kept);
+    const int64_t of_row = kept, bytes = Form::row_bytes(a.K, kept);
+    const __m512 off = place_groups<Form, kGroup>(a, row, work);
+    ask_ahead(at, kPrefetch, bytes, a.far);
+    at += bytes;
+    if (n + 1 < a.row1) {
+      kept = Row<Form>::count(at, a.K);
+      weigh_zeros<kBits, Form>(Row<Form>(at, a.K, kept), kept, work);
+    }
+    const float sum = row_sum<kBits, kGroup>(a, row, of_row, work, off);
+    a.y[n] = a.bias == nullptr ? sum : sum + a.bias[n];
+  }
+}
+
+#else
+
+int64_t one_scratch(int64_t) { return 0; }
+
+/// Codes of a unit, a byte each.
+template <int kBits, class Form>
+LACUNA_INLINE void read_unit(const uint8_t* codes, int64_t unit, uint8_t* out) {
+  const uint8_t* chunk = codes + unit / Form::kChunk * Form::kChunkBytes;
+  const int q = int(unit % Form::kChunk);
+  for (int64_t i = 0; i < Form::kUnit; ++i) {
+    if constexpr (kBits == 3)
+      out[i] =
+          uint8_t((chunk[q / 4 * Form::kUnit + i] >> (2 * (q % 4)) & 3) | (chunk[2 * Form::kUnit + i] >> q & 1) << 2);
+    else
+      out[i] = uint8_t(chunk[i] >> (kBits * q) & ((1 << kBits) - 1));
+  }
+}
+
+#if defined(__AVX2__)
+/// 32 codes times 32 inputs.
+template <int kBits>
+LACUNA_INLINE __m256i products(__m256i codes, __m256i x) {
+  if constexpr (kBits < 8) {
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1));
+  } else {
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(255)),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+    return _mm256_add_epi32(even, _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), _mm256_srai_epi16(x, 8)));
+  }
+}
+
+/// Codes of a unit in both planes' lanes: 16 bytes twice, of 8 inputs 8 bytes four times.
+template <int kBits, class Form>
+LACUNA_INLINE __m256i unit_codes(const uint8_t* codes, int64_t unit, int64_t half) {
+  const uint8_t* chunk = codes + unit / Form::kChunk * Form::kChunkBytes + 16 * half;
+  const int q = int(unit % Form::kChunk);
+  const auto load = [](const uint8_t* p) {
+    if constexpr (Form::kUnit == 8) {
+      long long eight;
+      __builtin_memcpy(&eight, p, 8);
+      return _mm256_set1_epi64x(eight);
+    } else {
+      return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
+    }
+  };
+  const auto field = [](__m256i a, int shift, int mask) {
+    return _mm256_and_si256(_mm256_srl_epi16(a, _mm_cvtsi32_si128(shift)), _mm256_set1_epi8(char(mask)));
+  };
+  if constexpr (kBits == 8)
+    return load(chunk);
+  else if constexpr (kBits == 3)
+    return _mm256_or_si256(field(load(chunk + q / 4 * Form::kUnit), 2 * (q % 4), 3),
+                           _mm256_slli_epi16(field(load(chunk + 2 * Form::kUnit), q, 1), 2));
+  else
+    return field(load(chunk), kBits * q, (1 << kBits) - 1);
+}
+#endif
+
+template <int kBits, int64_t kGroup>
+void run_one(const LinearArgs& a) {
+  using Form = GroupSparseForm<kBits, kGroup>;
+  const uint8_t* at = first_row(a);
+  for (int64_t n = a.row0; n < a.row1; ++n) {
+    const int64_t kept = Row<Form>::count(at, a.K), bytes = Form::row_bytes(a.K, kept);
+    const Row<Form> row(at, a.K, kept);
+    ask_ahead(at, kPrefetch, bytes, a.far);
+    at += bytes;
+    float less = 0;
+#if defined(__AVX2__)
+    __m256 coarse = _mm256_setzero_ps(), fine = coarse, mixed = coarse;  // mixed: coarse lanes, then fine ones
+#else
+    float coarse = 0, fine = 0;
+#endif
+    each_group(
+        row.masks, Form::zeros_at(a.K), [&](int64_t j, int64_t i) __attribute__((always_inline)) {
+          const float scale = scale_of(row.scales, j);
+          less += scale * float(zero_of<kBits>(row.zeros, j)) * a.x.group_sum[i];
+          for (int64_t part = 0; part < Form::kUnits; ++part) {
+            const int64_t unit = j * Form::kUnits + part, place = i * Form::kUnits + part;
+            const int8_t* x = a.x.unit_codes + place * 2 * Form::kUnit;
+            const float factor = scale * a.x.unit_scale[place];
+#if defined(__AVX2__)
+            if constexpr (Form::kUnit == 32) {
+              for (int64_t half = 0; half < 2; ++half) {
+                // 16 inputs of both planes side by side.
+                const __m256i both =
+                    _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i*)(x + 16 * half))),
+                                            _mm_loadu_si128((const __m128i*)(x + 32 + 16 * half)), 1);
+                const __m256i sums = products<kBits>(unit_codes<kBits, Form>(row.codes, unit, half), both);
+                __m256& to = half == 0 ? mixed : coarse;
+                to = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(factor), to);
+              }
+            } else if constexpr (Form::kUnit == 16) {
+              const __m256i sums =
+                  products<kBits>(unit_codes<kBits, Form>(row.codes, unit, 0), _mm256_loadu_si256((const __m256i*)x));
+              mixed = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(factor), mixed);
+            } else {
+              const __m256i sums = products<kBits>(unit_codes<kBits, Form>(row.codes, unit, 0),
+                                                   _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i*)x)));
+              fine = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(factor), fine);
+            }
+#else
+        uint8_t codes[Form::kUnit];
+        read_unit<kBits, Form>(row.codes, unit, codes);
+        int32_t high = 0, low = 0;
+        for (int64_t c = 0; c < Form::kUnit; ++c) {
+          high += int32_t(codes[c]) * int32_t(x[c]);
+          low += int32_t(codes[c]) * int32_t(x[Form::kUnit + c]);
+        }
+        coarse += float(high) * factor;
+        fine += float(low) * factor;
+#endif
+          }
+        });
+#if defined(__AVX2__)
+    const __m128 ratio = _mm_set1_ps(1 / kPlaneRatio);
+    mixed = _mm256_add_ps(mixed, coarse);
+    __m128 all = _mm_fmadd_ps(_mm256_extractf128_ps(mixed, 1), ratio, _mm256_castps256_ps128(mixed));
+    const __m128 eight = _mm256_castps256_ps128(fine);  // two coarse lanes, two fine ones
+    all = _mm_add_ps(
+        all, _mm_fmadd_ps(_mm_movehl_ps(_mm_setzero_ps(), eight), ratio, _mm_movelh_ps(eight, _mm_setzero_ps())));
+    all = _mm_add_ps(all, _mm_movehl_ps(all, all));
+    const float sum = _mm_cvtss_f32(_mm_add_ss(all, _mm_movehdup_ps(all))) - less;
+#else
+    const float sum = coarse + fine * (1 / kPlaneRatio) - less;
+#endif
+    a.y[n] = a.bias == nullptr ? sum : sum + a.bias[n];
+  }
+}
+#endif
+
+// ---- many tokens: rows are laid out as a dense panel, whose dropped groups have scale and zero 0 ----
+
+template <int64_t kGroup>
+constexpr int64_t panel_numbers(int64_t K) {
+  return (K + kGroup - 1) / kGroup * kPanelRows;
+}
+template <int64_t kGroup>
+int64_t scratch_bytes(int64_t K) {
+  const int64_t many = kPanelRows * K + 2 * 4 * panel_numbers<kGroup>(K) + 64, one = one_scratch(K);
+  return many > one ? many : one;
+}
+
+/// The codes of a unit as bytes.
+template <int kBits, class Form>
+LACUNA_INLINE void unpack_unit(const uint8_t* codes, int64_t unit, uint8_t* out) {
+  const uint8_t* chunk = codes + unit / Form::kChunk * Form::kChunkBytes;
+  const int q = int(unit % Form::kChunk);
+  for (int64_t i = 0; i < Form::kUnit; i += 8) {
+    uint64_t eight;
+    __builtin_memcpy(&eight, chunk + (kBits == 3 ? q / 4 * Form::kUnit : 0) + i, 8);
+    if constexpr (kBits == 3) {
+      uint64_t high;
+      __builtin_memcpy(&high, chunk + 2 * Form::kUnit + i, 8);
+      eight = (eight >> (2 * (q % 4)) & 0x0303030303030303u) | (high >> q & 0x0101010101010101u) << 2;
+    } else if constexpr (kBits < 8) {
+      eight = eight >> (kBits * q) & (0x0101010101010101u * ((1u << kBits) - 1));
+    }
+    __builtin_memcpy(out + i, &eight, 8);
+  }
+}
+
+/// codes: [K/4][16 rows][4]; scale, min: [G][16 rows].
+template <int kBits, int64_t kGroup>
+void fill_panel(const LinearArgs& a, const uint8_t*& at, int64_t rows, uint8_t* codes, float* scale, float* min) {
+  using Form = GroupSparseForm<kBits, kGroup>;
+  __builtin_memset(codes, 0, size_t(kPanelRows * a.K));
+  __builtin_memset(scale, 0, size_t(4 * panel_numbers<kGroup>(a.K)));
+  __builtin_memset(min, 0, size_t(4 * panel_numbers<kGroup>(a.K)));
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t kept = Row<Form>::count(at, a.K);
+    const Row<Form> row(at, a.K, kept);
+    each_group(
+        row.masks, Form::zeros_at(a.K), [&](int64_t j, int64_t i) __attribute__((always_inline)) {
+          const float s = scale_of(row.scales, j);
+          scale[i * kPanelRows + r] = s;
+          min[i * kPanelRows + r] = -s * float(zero_of<kBits>(row.zeros, j));
+          for (int64_t part = 0; part < Form::kUnits; ++part) {
+            const int64_t k = i * kGroup + part * Form::kUnit;
+            if (k >= a.K) break;  // the last group may be shorter; K is a multiple of every unit
+            uint8_t unit[Form::kUnit];
+            unpack_unit<kBits, Form>(row.codes, j * Form::kUnits + part, unit);
+            for (int64_t c = 0; c < Form::kUnit; c += 4)
+              __builtin_memcpy(codes + (k + c) * kPanelRows + 4 * r, unit + c, 4);
+          }
+        });
+    at += Form::row_bytes(a.K, kept);
+  }
+}
+
+template <int kBits, int64_t kGroup>
+void run_many(const LinearArgs& a) {
+  using Form = GroupSparseForm<kBits, kGroup>;
+  constexpr int kParts = int(kBlock / Form::kUnit);  // units of a block, each of one group
+  constexpr int kFours = int(Form::kUnit / 4);
+  const int64_t tokens = a.x.tokens;
+  float* scales = reinterpret_cast<float*>(a.scratch);
+  float* mins = scales + panel_numbers<kGroup>(a.K);
+  auto* codes = reinterpret_cast<uint8_t*>(mins + panel_numbers<kGroup>(a.K));
+  const uint8_t* at = first_row(a);
+  alignas(64) float sums[kMaxTile][kPanelRows];
+  for (int64_t n = a.row0; n < a.row1; n += kPanelRows) {
+    const int64_t rows = a.row1 - n < kPanelRows ? a.row1 - n : kPanelRows;
+    fill_panel<kBits, kGroup>(a, at, rows, codes, scales, mins);
+    __builtin_memset(sums, 0, size_t(tokens) * sizeof(sums[0]));
+    for (int64_t b = 0; b < a.K / kBlock; ++b) {
+      U32x16 code[8];
+      F32x16 scale[kParts], min[kParts];
+      for (int j = 0; j < 8; ++j) code[j] = load_u32(codes + (8 * b + j) * 64);
+      for (int g = 0; g < kParts; ++g) {
+        const int64_t number = (b * kBlock + g * Form::kUnit) / kGroup * kPanelRows;
+        scale[g] = load_f32(scales + number);
+        min[g] = load_f32(mins + number);
+      }
+      const int8_t* x = a.x.codes + b * tokens * kBlock;
+      const float* x_scale = a.x.scale + b * tokens;
+      const float* x_sum = a.x.sum + b * tokens * kParts;
+      for (int64_t t = 0; t < tokens; ++t, x += kBlock, x_sum += kParts) {
+        F32x16 sum = load_f32(sums[t]), part = splat(0.0f);
+#pragma GCC unroll 4
+        for (int g = 0; g < kParts; ++g) {
+          I32x16 acc = splat(int32_t{0});
+#pragma GCC unroll 8
+          for (int j = 0; j < kFours; ++j)
+            acc = dot4<(1 << kBits) - 1>(acc, code[g * kFours + j], splat4(x + g * Form::kUnit + 4 * j));
+          part = mul_add(to_f32(acc), scale[g], part);
+          sum = mul_add(min[g], splat(x_sum[g]), sum);
+        }
+        store_f32(sums[t], mul_add(part, splat(x_scale[t]), sum));
+      }
+    }
+    for (int64_t t = 0; t < tokens; ++t) store_rows(a, n, t, load_f32(sums[t]));
+  }
+}
+
+template <layout::Id kId, int64_t kGroup>
+bool can_run(const Problem& p) {
+  return p.layout == kId && p.params.group_size == kGroup && fits_group_sparse(p);
+}
+
+template <layout::Id kId, int kBits, int64_t kGroup>
+constexpr LinearKernel kernel(const char* name, const char* one, const char* many) {
+  LinearKernel out{.name = name,
+                   .can_run = can_run<kId, kGroup>,
+                   .needs = {.quantized = true,
+                             .group = int(GroupSparseForm<kBits, kGroup>::kUnit),
+                             .sums = true,
+                             .sparse_group = int(kGroup)},
+                   .prepared_bytes = group_sparse_prepared_bytes<kBits, kGroup>,
+                   .prepare = prepare_group_sparse<kBits, kGroup>,
+                   .one_name = one,
+                   .many_name = many,
+                   .run_one = run_one<kBits, kGroup>,
+                   .run_many = run_many<kBits, kGroup>,
+                   .scratch_bytes = scratch_bytes<kGroup>};
+  out.place = place_group_sparse<kBits, kGroup>;
+  out.work_before = group_sparse_work;
+  return out;
+}
+#define LACUNA_GROUP(id, bits, group) \
+  kernel<layout::Id::id, bits, group>("groups_" #id, "gemv_groups_" #id, "gemm_groups_" #id)
+#define LACUNA_GROUPS(id, bits)                                                                                  \
+  LACUNA_GROUP(id, bits, 8), LACUNA_GROUP(id, bits, 16), LACUNA_GROUP(id, bits, 32), LACUNA_GROUP(id, bits, 64), \
+      LACUNA_GROUP(id, bits, 128)
+constexpr LinearKernel kGroupSparseKernels[] = {
+    LACUNA_GROUPS(gs2, 2),
+    LACUNA_GROUPS(gs3, 3),
+    LACUNA_GROUPS(gs4, 4),
+    LACUNA_GROUPS(gs8, 8),
+};
+#undef LACUNA_GROUPS
+#undef LACUNA_GROUP
+
+}  // namespace
+
+KernelList group_sparse_kernels() {
+  return {kGroupSparseKernels, sizeof(kGroupSparseKernels) / sizeof(kGroupSparseKernels[0])};
+}
+
+}  // namespace lacuna::cpu::LACUNA_ISA
