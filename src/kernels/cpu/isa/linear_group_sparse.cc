@@ -140,28 +140,23 @@ struct Lanes<32> {
   }
 };
 
-/// Working memory for one row. Groups are named by their place in the row, kept or not.
+/// Working memory for one row: numbers of its kept groups in turn.
 struct Work {
-  float* off;       // scale * zero of the kept groups in turn
-  float* factor;    // by place: what a unit's sum is multiplied with; 0 of dropped groups and of the one past the last
-  uint16_t* place;  // of the kept groups in turn, times 4; followed by places of the group past the last
+  float *scale, *off;  // off: scale * zero; followed by zeros
+  uint16_t* place;     // 4 times the group's place in the row; past the last group: that of one that holds zeros
 };
 constexpr int64_t work_numbers(int64_t K) { return (K / 8 + 127) / 64 * 64; }
-int64_t one_scratch(int64_t K) { return work_numbers(K) * (4 + 4 + 2); }
+int64_t one_scratch(int64_t K) { return 2 * work_numbers(K) * (4 + 4 + 2); }
 
-LACUNA_INLINE Work work_of(const LinearArgs& a) {
-  auto* memory = reinterpret_cast<float*>(a.scratch);
-  const int64_t numbers = work_numbers(a.K);
+LACUNA_INLINE Work work_of(const LinearArgs& a, int64_t row) {
+  const int64_t numbers = work_numbers(a.K), one = one_scratch(a.K) / 2;
+  auto* memory = reinterpret_cast<float*>(a.scratch + (row % 2 == 0 ? 0 : one));
   return {memory, memory + numbers, reinterpret_cast<uint16_t*>(memory + 2 * numbers)};
 }
 
-LACUNA_INLINE __m512 load_scales(const uint8_t* p) {
-  return _mm512_maskz_cvtph_ps(__mmask16(0xffff), _mm256_loadu_si256((const __m256i*)p));
-}
-
-/// Fills work.off. What lies past the last kept group is of no use and not used.
+/// Fills work.scale and work.off.
 template <int kBits, class Form>
-LACUNA_INLINE void weigh_zeros(const Row<Form>& row, int64_t kept, const Work& work) {
+LACUNA_INLINE void weigh(const Row<Form>& row, int64_t kept, const Work& work) {
   for (int64_t j = 0; j < kept; j += 16) {
     __m128i zeros;
     if constexpr (kBits == 8) {
@@ -172,12 +167,16 @@ LACUNA_INLINE void weigh_zeros(const Row<Form>& row, int64_t kept, const Work& w
     }
     const __m512i wide = _mm512_maskz_cvtepu8_epi32(__mmask16(0xffff), zeros);
     const __m512 zero = _mm512_maskz_cvtepi32_ps(__mmask16(0xffff), wide);
-    _mm512_store_ps(work.off + j, _mm512_mul_ps(load_scales(row.scales + 2 * j), zero));
+    const __m512 scale =
+        _mm512_maskz_cvtph_ps(__mmask16(0xffff), _mm256_loadu_si256((const __m256i*)(row.scales + 2 * j)));
+    _mm512_store_ps(work.scale + j, scale);
+    _mm512_store_ps(work.off + j, _mm512_mul_ps(scale, zero));
   }
+  _mm512_storeu_ps(work.scale + kept, _mm512_setzero_ps());
+  _mm512_storeu_ps(work.off + kept, _mm512_setzero_ps());
 }
 
-/// Fills the rest and returns what the zeros take off, in 16 parts. Numbers of the kept groups are expanded under the
-/// mask to their places, where the inputs' numbers lie.
+/// Fills work.place and returns what the zeros take off, in 16 parts.
 template <class Form, int64_t kGroup>
 LACUNA_INLINE __m512 place_groups(const LinearArgs& a, const Row<Form>& row, const Work& work) {
   const __m512i upto = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12,
@@ -191,17 +190,12 @@ LACUNA_INLINE __m512 place_groups(const LinearArgs& a, const Row<Form>& row, con
     __builtin_memcpy(&mask, row.masks + i / 8, 4);
     _mm512_storeu_si512(work.place + kept, _mm512_maskz_compress_epi16(mask, places));
     places = _mm512_add_epi16(places, _mm512_set1_epi16(4 * 32));
-#pragma GCC unroll 2
-    for (int64_t half = i; half < i + 32; half += 16) {
-      const auto some = __mmask16(mask);
-      __m512 factor = _mm512_maskz_expand_ps(some, load_scales(row.scales + 2 * kept));
-      if constexpr (Form::kUnits == 1) factor = _mm512_mul_ps(factor, _mm512_load_ps(a.x.unit_scale + half));
-      _mm512_store_ps(work.factor + half, factor);
-      off = _mm512_fmadd_ps(_mm512_maskz_expand_ps(some, _mm512_loadu_ps(work.off + kept)),
-                            _mm512_load_ps(a.x.group_sum + half), off);
-      kept += __builtin_popcount(mask & 0xffff);
-      mask >>= 16;
-    }
+    const __m512 low = _mm512_maskz_compress_ps(__mmask16(mask), _mm512_load_ps(a.x.group_sum + i));
+    const __m512 high = _mm512_maskz_compress_ps(__mmask16(mask >> 16), _mm512_load_ps(a.x.group_sum + i + 16));
+    off = _mm512_fmadd_ps(low, _mm512_loadu_ps(work.off + kept), off);
+    const int64_t half = kept + __builtin_popcount(mask & 0xffff);
+    off = _mm512_fmadd_ps(high, _mm512_loadu_ps(work.off + half), off);
+    kept += __builtin_popcount(mask);
   }
   _mm256_storeu_si256((__m256i*)(work.place + kept), _mm256_set1_epi16(int16_t(4 * groups)));
   return off;
@@ -235,11 +229,9 @@ LACUNA_INLINE float row_sum(const LinearArgs& a, const Row<GroupSparseForm<kBits
       const int64_t part = i % Form::kUnits, place = work.place[(u + i) / Form::kUnits];
       const int8_t* x = a.x.unit_codes + place * (kGroup / 2) + part * 2 * Form::kUnit;
       const auto codes = unit_codes<kBits, Form>(chunk + i / Form::kChunk * Form::kChunkBytes, i % int(Form::kChunk));
-      auto sum = L::sums(codes, x);
-      if constexpr (Form::kUnits > 1) sum = L::mul(sum, a.x.unit_scale[place / 4 * Form::kUnits + part]);
-      float factor;
-      __builtin_memcpy(&factor, reinterpret_cast<const char*>(work.factor) + place, 4);
-      sums[i % 4] = L::mul_add(sum, factor, sums[i % 4]);
+      float x_scale;
+      __builtin_memcpy(&x_scale, reinterpret_cast<const char*>(a.x.unit_scale + part) + place * Form::kUnits, 4);
+      sums[i % 4] = L::mul_add(L::mul(L::sums(codes, x), x_scale), work.scale[(u + i) / Form::kUnits], sums[i % 4]);
     }
     chunk += kAtOnce / Form::kChunk * Form::kChunkBytes;
   }
@@ -253,25 +245,24 @@ LACUNA_INLINE float row_sum(const LinearArgs& a, const Row<GroupSparseForm<kBits
   return _mm_cvtss_f32(_mm_add_ss(all, _mm_movehdup_ps(all)));
 }
 
-/// The next row's zeros are weighed before this one's codes are read, so that what was stored has left for the cache
+/// Both are done for the next row before this one's codes are read, so that what was stored has left for the cache
 /// before it is read at other places.
 template <int kBits, int64_t kGroup>
 void run_one(const LinearArgs& a) {
   using Form = GroupSparseForm<kBits, kGroup>;
-  const Work work = work_of(a);
-  work.factor[Form::groups(a.K)] = 0;  // where that is a multiple of 32; else it is written with each row
   const uint8_t* at = first_row(a);
   int64_t kept = Row<Form>::count(at, a.K);
-  weigh_zeros<kBits, Form>(Row<Form>(at, a.K, kept), kept, work);
+  weigh<kBits, Form>(Row<Form>(at, a.K, kept), kept, work_of(a, a.row0));
   for (int64_t n = a.row0; n < a.row1; ++n) {
     const Row<Form> row(at, a.K, kept);
     const int64_t of_row = kept, bytes = Form::row_bytes(a.K, kept);
+    const Work work = work_of(a, n);
     const __m512 off = place_groups<Form, kGroup>(a, row, work);
     ask_ahead(at, kPrefetch, bytes, a.far);
     at += bytes;
     if (n + 1 < a.row1) {
       kept = Row<Form>::count(at, a.K);
-      weigh_zeros<kBits, Form>(Row<Form>(at, a.K, kept), kept, work);
+      weigh<kBits, Form>(Row<Form>(at, a.K, kept), kept, work_of(a, n + 1));
     }
     const float sum = row_sum<kBits, kGroup>(a, row, of_row, work, off);
     a.y[n] = a.bias == nullptr ? sum : sum + a.bias[n];
