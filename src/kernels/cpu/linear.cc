@@ -192,6 +192,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
         else
           high = middle;
       }
+      low = std::min(N, ceil_div(low, of.kernel->row_step) * of.kernel->row_step);
       items.push_back({part, n, low});
       n = low;
     }

@@ -103,6 +103,7 @@ struct LinearKernel {
   /// Work on the rows before `row`, in any unit: where rows are uneven, one token's are cut into pieces of equal work.
   /// nullptr: rows are alike.
   int64_t (*work_before)(const Problem&, int64_t row) = nullptr;
+  int64_t row_step = 1;  // such pieces begin at multiples of this
 };
 
 /// layout::decode_rows of a weight, for kernels that multiply decoded rows. out: [rows, K].

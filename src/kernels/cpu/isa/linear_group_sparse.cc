@@ -9,6 +9,9 @@
 #include "kernels/cpu/isa/linear_table.h"
 
 namespace lacuna::cpu::LACUNA_ISA {
+
+#if !defined(__AVX512VBMI2__)  // else linear_group_panels.cc has all of them
+
 namespace {
 
 /// A row of the prepared form. kept: its groups.
@@ -61,217 +64,6 @@ LACUNA_INLINE int64_t each_group(const uint8_t* masks, int64_t bytes, const Use&
 }
 
 // ---- one token ----
-
-#if defined(__AVX512VBMI2__) && defined(__AVX512VNNI__)
-
-/// A unit of U inputs in two planes: a register of 2 U bytes.
-template <int64_t kUnit>
-struct Lanes;
-template <>
-struct Lanes<8> {
-  using I = __m128i;
-  using F = __m128;
-  LACUNA_INLINE I codes(const uint8_t* p) { return (__m128i)_mm_loaddup_pd((const double*)p); }
-  LACUNA_INLINE I field(I a, int shift, int mask) {
-    return _mm_and_si128(_mm_srli_epi16(a, shift), _mm_set1_epi8(char(mask)));
-  }
-  LACUNA_INLINE F sums(I codes, const int8_t* x) {
-    return _mm_cvtepi32_ps(_mm_dpbusd_epi32(_mm_setzero_si128(), codes, _mm_loadu_si128((const __m128i*)x)));
-  }
-  LACUNA_INLINE I either(I a, I b) { return _mm_or_si128(a, b); }
-  LACUNA_INLINE I twice(I a, int left) { return _mm_slli_epi16(a, left); }
-  LACUNA_INLINE F mul_add(F a, float b, F c) { return _mm_fmadd_ps(a, _mm_set1_ps(b), c); }
-  LACUNA_INLINE F mul(F a, float b) { return _mm_mul_ps(a, _mm_set1_ps(b)); }
-  LACUNA_INLINE F add(F a, F b) { return _mm_add_ps(a, b); }
-  LACUNA_INLINE F nothing() { return _mm_setzero_ps(); }
-  /// Coarse lanes and fine ones, in steps of the coarse.
-  LACUNA_INLINE __m128 both(F a) {
-    const __m128 fine = _mm_movehl_ps(_mm_setzero_ps(), a);
-    return _mm_fmadd_ps(fine, _mm_set1_ps(1 / kPlaneRatio), _mm_movelh_ps(a, _mm_setzero_ps()));
-  }
-};
-template <>
-struct Lanes<16> {
-  using I = __m256i;
-  using F = __m256;
-  LACUNA_INLINE I codes(const uint8_t* p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p)); }
-  LACUNA_INLINE I field(I a, int shift, int mask) {
-    return _mm256_and_si256(_mm256_srli_epi16(a, shift), _mm256_set1_epi8(char(mask)));
-  }
-  LACUNA_INLINE F sums(I codes, const int8_t* x) {
-    return _mm256_cvtepi32_ps(
-        _mm256_dpbusd_epi32(_mm256_setzero_si256(), codes, _mm256_loadu_si256((const __m256i*)x)));
-  }
-  LACUNA_INLINE I either(I a, I b) { return _mm256_or_si256(a, b); }
-  LACUNA_INLINE I twice(I a, int left) { return _mm256_slli_epi16(a, left); }
-  LACUNA_INLINE F mul_add(F a, float b, F c) { return _mm256_fmadd_ps(a, _mm256_set1_ps(b), c); }
-  LACUNA_INLINE F mul(F a, float b) { return _mm256_mul_ps(a, _mm256_set1_ps(b)); }
-  LACUNA_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
-  LACUNA_INLINE F nothing() { return _mm256_setzero_ps(); }
-  LACUNA_INLINE __m128 both(F a) {
-    return _mm_fmadd_ps(_mm256_extractf128_ps(a, 1), _mm_set1_ps(1 / kPlaneRatio), _mm256_castps256_ps128(a));
-  }
-};
-template <>
-struct Lanes<32> {
-  using I = __m512i;
-  using F = __m512;
-  LACUNA_INLINE I codes(const uint8_t* p) {
-    return _mm512_maskz_broadcast_i64x4(__mmask8(0xff), _mm256_loadu_si256((const __m256i*)p));
-  }
-  LACUNA_INLINE I field(I a, int shift, int mask) {
-    return _mm512_and_si512(_mm512_srli_epi16(a, unsigned(shift)), _mm512_set1_epi8(char(mask)));
-  }
-  LACUNA_INLINE F sums(I codes, const int8_t* x) {
-    return _mm512_maskz_cvtepi32_ps(__mmask16(0xffff),
-                                    _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, _mm512_loadu_si512(x)));
-  }
-  LACUNA_INLINE I either(I a, I b) { return _mm512_or_si512(a, b); }
-  LACUNA_INLINE I twice(I a, int left) { return _mm512_slli_epi16(a, unsigned(left)); }
-  LACUNA_INLINE F mul_add(F a, float b, F c) { return _mm512_fmadd_ps(a, _mm512_set1_ps(b), c); }
-  LACUNA_INLINE F mul(F a, float b) { return _mm512_mul_ps(a, _mm512_set1_ps(b)); }
-  LACUNA_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
-  LACUNA_INLINE F nothing() { return _mm512_setzero_ps(); }
-  LACUNA_INLINE __m128 both(F a) {
-    const __m256 fine = _mm512_maskz_extractf32x8_ps(__mmask8(0xff), a, 1);
-    const __m256 all =
-        _mm256_fmadd_ps(fine, _mm256_set1_ps(1 / kPlaneRatio), _mm512_maskz_extractf32x8_ps(__mmask8(0xff), a, 0));
-    return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
-  }
-};
-
-/// Working memory for one row: numbers of its kept groups in turn.
-struct Work {
-  float *scale, *off;  // off: scale * zero; followed by zeros
-  uint16_t* place;     // 4 times the group's place in the row; past the last group: that of one that holds zeros
-};
-constexpr int64_t work_numbers(int64_t K) { return (K / 8 + 127) / 64 * 64; }
-int64_t one_scratch(int64_t K) { return 2 * work_numbers(K) * (4 + 4 + 2); }
-
-LACUNA_INLINE Work work_of(const LinearArgs& a, int64_t row) {
-  const int64_t numbers = work_numbers(a.K), one = one_scratch(a.K) / 2;
-  auto* memory = reinterpret_cast<float*>(a.scratch + (row % 2 == 0 ? 0 : one));
-  return {memory, memory + numbers, reinterpret_cast<uint16_t*>(memory + 2 * numbers)};
-}
-
-/// Fills work.scale and work.off.
-template <int kBits, class Form>
-LACUNA_INLINE void weigh(const Row<Form>& row, int64_t kept, const Work& work) {
-  for (int64_t j = 0; j < kept; j += 16) {
-    __m128i zeros;
-    if constexpr (kBits == 8) {
-      zeros = _mm_loadu_si128((const __m128i*)(row.zeros + j));
-    } else {
-      const __m128i pairs = _mm_loadl_epi64((const __m128i*)(row.zeros + j / 2));
-      zeros = _mm_and_si128(_mm_unpacklo_epi8(pairs, _mm_srli_epi16(pairs, 4)), _mm_set1_epi8(15));
-    }
-    const __m512i wide = _mm512_maskz_cvtepu8_epi32(__mmask16(0xffff), zeros);
-    const __m512 zero = _mm512_maskz_cvtepi32_ps(__mmask16(0xffff), wide);
-    const __m512 scale =
-        _mm512_maskz_cvtph_ps(__mmask16(0xffff), _mm256_loadu_si256((const __m256i*)(row.scales + 2 * j)));
-    _mm512_store_ps(work.scale + j, scale);
-    _mm512_store_ps(work.off + j, _mm512_mul_ps(scale, zero));
-  }
-  _mm512_storeu_ps(work.scale + kept, _mm512_setzero_ps());
-  _mm512_storeu_ps(work.off + kept, _mm512_setzero_ps());
-}
-
-/// Fills work.place and returns what the zeros take off, in 16 parts.
-template <class Form, int64_t kGroup>
-LACUNA_INLINE __m512 place_groups(const LinearArgs& a, const Row<Form>& row, const Work& work) {
-  const __m512i upto = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12,
-                                        11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  __m512i places = _mm512_slli_epi16(upto, 2);
-  __m512 off = _mm512_setzero_ps();
-  const int64_t groups = Form::groups(a.K);
-  int64_t kept = 0;
-  for (int64_t i = 0; i < groups; i += 32) {
-    uint32_t mask;
-    __builtin_memcpy(&mask, row.masks + i / 8, 4);
-    _mm512_storeu_si512(work.place + kept, _mm512_maskz_compress_epi16(mask, places));
-    places = _mm512_add_epi16(places, _mm512_set1_epi16(4 * 32));
-    const __m512 low = _mm512_maskz_compress_ps(__mmask16(mask), _mm512_load_ps(a.x.group_sum + i));
-    const __m512 high = _mm512_maskz_compress_ps(__mmask16(mask >> 16), _mm512_load_ps(a.x.group_sum + i + 16));
-    off = _mm512_fmadd_ps(low, _mm512_loadu_ps(work.off + kept), off);
-    const int64_t half = kept + __builtin_popcount(mask & 0xffff);
-    off = _mm512_fmadd_ps(high, _mm512_loadu_ps(work.off + half), off);
-    kept += __builtin_popcount(mask);
-  }
-  _mm256_storeu_si256((__m256i*)(work.place + kept), _mm256_set1_epi16(int16_t(4 * groups)));
-  return off;
-}
-
-/// Codes of unit q of a chunk, in both planes' lanes. 2 and 4 bits: times 2^(kBits q), which costs nothing.
-template <int kBits, class Form>
-LACUNA_INLINE auto unit_codes(const uint8_t* chunk, int q) {
-  using L = Lanes<Form::kUnit>;
-  if constexpr (kBits == 8)
-    return L::codes(chunk);
-  else if constexpr (kBits == 3)
-    return L::either(L::field(L::codes(chunk + q / 4 * Form::kUnit), 2 * (q % 4), 3),
-                     L::twice(L::field(L::codes(chunk + 2 * Form::kUnit), q, 1), 2));
-  else
-    return L::field(L::codes(chunk), 0, ((1 << kBits) - 1) << (kBits * q));
-}
-
-template <int kBits, int64_t kGroup>
-LACUNA_INLINE float row_sum(const LinearArgs& a, const Row<GroupSparseForm<kBits, kGroup>>& row, int64_t kept,
-                            const Work& work, __m512 off) {
-  using Form = GroupSparseForm<kBits, kGroup>;
-  using L = Lanes<Form::kUnit>;
-  constexpr int kAtOnce = Form::kChunk < 4 ? 4 : int(Form::kChunk);  // units
-  typename L::F sums[4] = {L::nothing(), L::nothing(), L::nothing(), L::nothing()};
-  const uint8_t* chunk = row.codes;
-  const int64_t units = kept * Form::kUnits;
-  for (int64_t u = 0; u < units; u += kAtOnce) {
-#pragma GCC unroll 8
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int64_t part = i % Form::kUnits, place = work.place[(u + i) / Form::kUnits];
-      const int8_t* x = a.x.unit_codes + place * (kGroup / 2) + part * 2 * Form::kUnit;
-      const auto codes = unit_codes<kBits, Form>(chunk + i / Form::kChunk * Form::kChunkBytes, i % int(Form::kChunk));
-      float x_scale;
-      __builtin_memcpy(&x_scale, reinterpret_cast<const char*>(a.x.unit_scale + part) + place * Form::kUnits, 4);
-      sums[i % 4] = L::mul_add(L::mul(L::sums(codes, x), x_scale), work.scale[(u + i) / Form::kUnits], sums[i % 4]);
-    }
-    chunk += kAtOnce / Form::kChunk * Form::kChunkBytes;
-  }
-  if constexpr (kBits == 2 || kBits == 4)
-    for (int i = 1; i < 4; ++i) sums[i] = L::mul(sums[i], 1.0f / float(1 << (kBits * (i % int(Form::kChunk)))));
-  const __m256 half = _mm256_add_ps(_mm512_maskz_extractf32x8_ps(__mmask8(0xff), off, 0),
-                                    _mm512_maskz_extractf32x8_ps(__mmask8(0xff), off, 1));
-  const __m128 less = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-  __m128 all = _mm_sub_ps(L::both(L::add(L::add(sums[0], sums[1]), L::add(sums[2], sums[3]))), less);
-  all = _mm_add_ps(all, _mm_movehl_ps(all, all));
-  return _mm_cvtss_f32(_mm_add_ss(all, _mm_movehdup_ps(all)));
-}
-
-/// Both are done for the next row before this one's codes are read, so that what was stored has left for the cache
-/// before it is read at other places.
-template <int kBits, int64_t kGroup>
-void run_one(const LinearArgs& a) {
-  using Form = GroupSparseForm<kBits, kGroup>;
-  const uint8_t* at = first_row(a);
-  int64_t kept = Row<Form>::count(at, a.K);
-  weigh<kBits, Form>(Row<Form>(at, a.K, kept), kept, work_of(a, a.row0));
-  for (int64_t n = a.row0; n < a.row1; ++n) {
-    const Row<Form> row(at, a.K, kept);
-    const int64_t of_row = kept, bytes = Form::row_bytes(a.K, kept);
-    const Work work = work_of(a, n);
-    const __m512 off = place_groups<Form, kGroup>(a, row, work);
-    ask_ahead(at, kPrefetch, bytes, a.far);
-    at += bytes;
-    if (n + 1 < a.row1) {
-      kept = Row<Form>::count(at, a.K);
-      weigh<kBits, Form>(Row<Form>(at, a.K, kept), kept, work_of(a, n + 1));
-    }
-    const float sum = row_sum<kBits, kGroup>(a, row, of_row, work, off);
-    a.y[n] = a.bias == nullptr ? sum : sum + a.bias[n];
-  }
-}
-
-#else
-
-int64_t one_scratch(int64_t) { return 0; }
 
 /// Codes of a unit, a byte each.
 template <int kBits, class Form>
@@ -398,7 +190,6 @@ void run_one(const LinearArgs& a) {
     a.y[n] = a.bias == nullptr ? sum : sum + a.bias[n];
   }
 }
-#endif
 
 // ---- many tokens: rows are laid out as a dense panel, whose dropped groups have scale and zero 0 ----
 
@@ -408,8 +199,7 @@ constexpr int64_t panel_numbers(int64_t K) {
 }
 template <int64_t kGroup>
 int64_t scratch_bytes(int64_t K) {
-  const int64_t many = kPanelRows * K + 2 * 4 * panel_numbers<kGroup>(K) + 64, one = one_scratch(K);
-  return many > one ? many : one;
+  return kPanelRows * K + 2 * 4 * panel_numbers<kGroup>(K) + 64;
 }
 
 /// The codes of a unit as bytes.
@@ -547,5 +337,11 @@ constexpr LinearKernel kGroupSparseKernels[] = {
 KernelList group_sparse_kernels() {
   return {kGroupSparseKernels, sizeof(kGroupSparseKernels) / sizeof(kGroupSparseKernels[0])};
 }
+
+#else
+
+KernelList group_sparse_kernels() { return {nullptr, 0}; }
+
+#endif
 
 }  // namespace lacuna::cpu::LACUNA_ISA
