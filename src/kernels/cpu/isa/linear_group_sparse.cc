@@ -318,8 +318,10 @@ constexpr LinearKernel kernel(const char* name, const char* one, const char* man
   out.work_before = group_sparse_work;
   return out;
 }
-#define LACUNA_GROUP(id, bits, group) \
-  kernel<layout::Id::id, bits, group>("groups_" #id, "gemv_groups_" #id, "gemm_groups_" #id)
+#define LACUNA_NAME(id, group) "groups_" #id "_g" #group
+#define LACUNA_GROUP(id, bits, group)                                                         \
+  kernel<layout::Id::id, bits, group>(LACUNA_NAME(id, group), "gemv_" LACUNA_NAME(id, group), \
+                                      "gemm_" LACUNA_NAME(id, group))
 #define LACUNA_GROUPS(id, bits)                                                                                  \
   LACUNA_GROUP(id, bits, 8), LACUNA_GROUP(id, bits, 16), LACUNA_GROUP(id, bits, 32), LACUNA_GROUP(id, bits, 64), \
       LACUNA_GROUP(id, bits, 128)
@@ -331,6 +333,7 @@ constexpr LinearKernel kGroupSparseKernels[] = {
 };
 #undef LACUNA_GROUPS
 #undef LACUNA_GROUP
+#undef LACUNA_NAME
 
 }  // namespace
 
