@@ -5,7 +5,7 @@ Linear layers of one token: a known shape with random weights, dense q4_K, then 
 (random ones) skipped; with --ggml the same layers on ggml (its repacked q4_K, the baseline), with --ik on ik_llama.cpp.
 Decoding: a real model in a dense layout and in zz4_k, dense and at the levels asked for, with its calibrated
 thresholds; llama.cpp and ik_llama.cpp read the dense file. Decoding of a shape: the same with random weights, whose uniform thresholds
-are made on the spot. With --packed a shape has rows of weights that were compressed once, e.g. bm4:75 (three of four weights dropped). A round runs everything once, the order rotates; a ratio is taken within a
+are made on the spot. With --packed a shape has rows of weights that were compressed once, e.g. bm4:75 (three of four weights dropped) or gs4:50 (half of the groups of 16). A round runs everything once, the order rotates; a ratio is taken within a
 round. Prints a table; --output writes the rows as JSON. Standard library only.
 """
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--lacuna", default=str(ROOT / "build/release/lacuna"))
     parser.add_argument("--shape", action="append", default=[], help="a shape for the linear layers, e.g. llama-3.2-1b; may be repeated")
     parser.add_argument("--packed", action="append", default=[], metavar="LAYOUT[:SPARSITY]",
-                        help="a layout of the compressor for the shapes, with the share of weights dropped, e.g. gq4 or bm4:75; may be repeated")
+                        help="a layout of the compressor for the shapes, with the share of weights dropped, e.g. gq4, bm4:75 or gs4:50; may be repeated")
     parser.add_argument("--dense", type=Path, help="the model in a dense layout, a GGUF file")
     parser.add_argument("--zigzag", action="append", default=[], metavar="FILE",
                         help="the same model made by `lacuna quantize` in a zigzag layout; may be repeated")

@@ -120,14 +120,12 @@ int compress(const Options& options) {
   const layout::Layout* layout = layout::find(options.layout);
   const bool own_grid = layout != nullptr && layout->family == layout::Family::two_of_four;
   const bool drops_groups = solver::method(options.method).usual == solver::Pattern::Kind::groups;
-  const int64_t usual_group = own_grid       ? layout->block_cols
-                              : drops_groups ? solver::Pattern().group
-                                             : solver::Grid().group_size;
+  wanted.pattern = parse_pattern(options);
+  if (drops_groups && options.pattern.empty() && options.group_size > 0) wanted.pattern.group = options.group_size;
+  int64_t usual_group = own_grid ? layout->block_cols : solver::Grid().group_size;
+  if (wanted.pattern.kind == solver::Pattern::Kind::groups) usual_group = wanted.pattern.group;
   wanted.grid = {options.bits == "none" ? 0 : std::stoi(options.bits),
                  options.group_size < 0 ? usual_group : options.group_size, options.symmetric || own_grid};
-  wanted.pattern = parse_pattern(options);
-  if (drops_groups && options.pattern.empty() && wanted.grid.group_size > 0)
-    wanted.pattern.group = wanted.grid.group_size;
   compress::E2eOptions tuning = options.e2e;
   if (tuning.epochs < 0) tuning.epochs = drops_groups && wanted.grid.bits > 0 ? 2 : 0;
   tuning.seed = options.samples.seed;
@@ -276,8 +274,10 @@ Action add_compress(CLI::App& program) {
       ->capture_default_str()
       ->type_name("B");
   command
-      ->add_option("--group-size", options->group_size,
-                   "inputs that share a scale and a zero point; 0: a whole row; default: 128, 64 with --layout nm24_q4")
+      ->add_option(
+          "--group-size", options->group_size,
+          "inputs that share a scale and a zero point; 0: a whole row; default: 128, 64 with --layout nm24_q4, "
+          "the pattern's with a gs layout")
       ->check(integer_in(0, int64_t{1} << 30))
       ->type_name("G");
   command->add_flag("--symmetric", options->symmetric,
@@ -295,7 +295,7 @@ Action add_compress(CLI::App& program) {
   command
       ->add_option("--layout", options->layout,
                    "how to store the result; auto: gq for bits alone, bm where weights are dropped; nm24_q4: --bits 4 "
-                   "--pattern 2:4")
+                   "--pattern 2:4; gsB: --bits B --pattern groupG")
       ->capture_default_str()
       ->type_name("NAME");
   command

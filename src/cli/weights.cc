@@ -7,7 +7,7 @@
 namespace lacuna::cli {
 namespace {
 
-constexpr int64_t kGroupSize = 128;  // as the papers have it
+constexpr int64_t kGroupSize = 128, kSparseGroupSize = 16;  // as the papers have it
 constexpr const char* kGroup = "Random weights";
 
 }  // namespace
@@ -18,16 +18,19 @@ int64_t group_size_of(const layout::Layout& layout, int64_t given) {
     return parameter.value == &layout::Params::group_size;
   });
   if (given >= 0 && !grouped)
-    throw Error("--group-size {}: {} has no groups of a size to choose; the gq layouts, bm2, bm3, bm4 and bm8 have",
-                given, layout.name);
+    throw Error(
+        "--group-size {}: {} has no groups of a size to choose; the gq and gs layouts, bm2, bm3, bm4 and bm8 have",
+        given, layout.name);
   if (!grouped) return 0;
-  return given >= 0 ? given : kGroupSize;
+  if (given >= 0) return given;
+  return layout.family == layout::Family::group_sparse ? kSparseGroupSize : kGroupSize;
 }
 
 void add_group_size(CLI::App& command, int64_t& group_size) {
   command
       .add_option("--group-size", group_size,
-                  "gq and bm layouts: inputs of a row that share scale and zero; 0: the whole row; default: 128")
+                  "gq and bm layouts: inputs of a row that share scale and zero; 0: the whole row; default: 128; gs "
+                  "layouts: and are kept together; 8, 16, 32, 64 or 128; default: 16")
       ->check(integer_in(0, int64_t{1} << 31))
       ->type_name("G");
 }
@@ -46,7 +49,7 @@ void add_weights(CLI::App& command, WeightFlags& flags, CLI::Option* needs) {
   CLI::Option* sparsity = command
                               .add_option_function<std::string>(
                                   "--weight-sparsity", parse,
-                                  "bm layouts: share of each row's weights that is dropped, 0.5 or 50 (percent)")
+                                  "bm and gs layouts: share of each row's weights that is dropped, 0.5 or 50 (percent)")
                               ->default_str("0")
                               ->type_name("S");
   add_group_size(command, flags.group_size);

@@ -9,6 +9,7 @@
 #include "io/gguf_writer.h"
 #include "io/manifest.h"
 #include "layout/grouped.h"
+#include "layout/gs.h"
 
 namespace lacuna::compress {
 namespace {
@@ -29,8 +30,14 @@ at::Tensor on_host(const at::Tensor& tensor, at::ScalarType type) { return tenso
 const layout::Layout& automatic_layout(const solver::Grid& grid, const solver::Pattern& pattern) {
   const bool drops = pattern.kind != solver::Pattern::Kind::none;
   if (grid.bits == 0 && !drops) throw Error("nothing to do: give --bits, --sparsity or both");
-  const layout::Layout* found =
-      layout::find(fmt::format("{}{}", drops ? "bm" : "gq", grid.bits == 0 ? kValueBits : grid.bits));
+  // Whole groups are stored without a mask bit for each weight, where they are those that share a scale.
+  const bool whole_groups = pattern.kind == solver::Pattern::Kind::groups && layout::is_sparse_group(pattern.group) &&
+                            pattern.group == grid.group_size;
+  const layout::Layout* found = layout::find(fmt::format("{}{}",
+                                                         !drops         ? "gq"
+                                                         : whole_groups ? "gs"
+                                                                        : "bm",
+                                                         grid.bits == 0 ? kValueBits : grid.bits));
   if (found == nullptr) throw Error("--bits {}: known are 2, 3, 4, 8 and none", grid.bits);
   return *found;
 }
@@ -46,7 +53,19 @@ void check_layout(const layout::Layout& layout, const solver::Grid& grid, const 
                   layout.block_cols);
     return;
   }
-  if (&layout != &fitting)
+  if (layout.family == layout::Family::group_sparse) {
+    const int bits = grid.bits == 0 ? kValueBits : grid.bits;
+    if (bits != layout.bits || pattern.kind != solver::Pattern::Kind::groups || pattern.group != grid.group_size)
+      throw Error("--layout {}: holds {} bits of whole groups; it needs --bits {} --pattern group{} --group-size {}",
+                  layout.name, layout.bits, layout.bits == kValueBits ? "none" : std::to_string(layout.bits),
+                  pattern.group, pattern.group);
+    layout::check_params(layout, {.group_size = grid.group_size});
+    return;
+  }
+  // A mask bit for each weight holds whole groups too.
+  const bool masks = fitting.family == layout::Family::group_sparse && layout.family == layout::Family::bitmask &&
+                     layout.bits == fitting.bits;
+  if (&layout != &fitting && !masks)
     throw Error("--layout {}: what these options give is stored as {}; leave --layout out or give it that", layout.name,
                 fitting.name);
 }
@@ -58,15 +77,15 @@ PackedTensor pack(const std::string& name, const solver::Solution& solution, con
   const at::Tensor keep = solution.keep.defined() ? on_host(solution.keep, at::kByte) : at::Tensor();
   const auto kept = keep.defined() ? octets(keep) : std::span<const uint8_t>();
   const at::Tensor weight = on_host(solution.weight, at::kFloat);
+  layout::Params params;
+  if (layout.bits < kValueBits || layout.family == layout::Family::group_sparse) params.group_size = grid.group_size;
   try {
     if (grid.bits == 0) {
-      out.params = layout::pack_values(layout, {N, K}, floats(weight), kept, out.bytes);
+      out.params = layout::pack_values(layout, {N, K}, params, floats(weight), kept, out.bytes);
       return out;
     }
     const at::Tensor code = on_host(solution.code, at::kByte), scale = on_host(solution.scale, at::kFloat),
                      zero = on_host(solution.zero, at::kFloat);
-    layout::Params params;
-    params.group_size = grid.group_size;
     out.params =
         layout::pack_grouped(layout, {N, K}, params, {octets(code), floats(scale), floats(zero), kept}, out.bytes);
   } catch (const Error& error) {

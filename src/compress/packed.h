@@ -23,10 +23,12 @@ struct PackedTensor {
 };
 
 /// The layout that holds what a grid and a pattern make: gqB for integers without dropped weights, bmB with, bm16 for
-/// dropped weights without a grid. Throws Error when neither is asked for.
+/// dropped weights without a grid, gsB and gs16 where the groups that are dropped are those that share a scale. Throws
+/// Error when neither is asked for.
 const layout::Layout& automatic_layout(const solver::Grid& grid, const solver::Pattern& pattern);
 /// Throws Error that says why when the layout cannot hold such solutions. nm24_q4 holds 4 bits under 2:4 on symmetric
-/// grids of 64 inputs.
+/// grids of 64 inputs; gsB holds B bits, gs16 none, under a pattern of groups that are the grid's (grid.group_size is
+/// the pattern's, also without bits).
 void check_layout(const layout::Layout& layout, const solver::Grid& grid, const solver::Pattern& pattern);
 
 /// Packs a solution. Where it has codes, what the bytes decode to is the solution's weight to the last bit (checked);

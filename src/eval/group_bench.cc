@@ -87,8 +87,7 @@ std::optional<double> weight_sparsity_of(const std::vector<Group>& groups) {
   double kept = 0, weights = 0;
   for (const Group& group : groups) {
     for (const kernels::WeightView& part : group.parts) {
-      const layout::Family family = part.layout->family;
-      drops = drops || family == layout::Family::bitmask || family == layout::Family::two_of_four;
+      drops = drops || layout::counts_kept(*part.layout) || part.layout->family == layout::Family::two_of_four;
       kept += double(layout::kept_weights(*part.layout, part.shape, part.params));
       weights += double(part.shape.N) * double(part.shape.K);
     }

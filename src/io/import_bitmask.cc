@@ -89,8 +89,9 @@ ImportedMatrix import_values(const FileTensor& compressed, const Bitmask& mask, 
   });
   if (std::ranges::find(exact, 0) != exact.end()) return {&rows, mask.shape, {}, std::move(bytes)};
   ImportedMatrix out{&layout::get(layout::Id::bm16), mask.shape, {}, {}};
-  out.params = naming_file(compressed.where(),
-                           [&] { return layout::pack_values(*out.layout, mask.shape, w, mask.keep, out.bytes, pool); });
+  out.params = naming_file(compressed.where(), [&] {
+    return layout::pack_values(*out.layout, mask.shape, {}, w, mask.keep, out.bytes, pool);
+  });
   return out;
 }
 

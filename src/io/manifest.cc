@@ -87,7 +87,7 @@ layout::Params packed_params(const std::string& tensor, const ManifestTensor& en
       throw Error("{}: tensor {}: {} needs the parameter {}", where, tensor, layout.name, parameter.name);
     out.*parameter.value = value->second;
   }
-  if (layout.family == layout::Family::bitmask) out.nnz = entry.nnz;
+  if (layout::counts_kept(layout)) out.nnz = entry.nnz;
   try {
     layout::check_params(layout, out);
   } catch (const Error& error) {

@@ -4,8 +4,8 @@
 //   {"version": 1, "tensors": {NAME: {"layout": LAYOUT, "N": outputs, "K": inputs, "nnz": kept weights,
 //    "params": {PARAMETER: integer, ...}, "sha256": 64 hex digits of the source tensor's bytes}, ...}}
 // Every key is needed; others are refused. The parameters are those of the layout (layout::parameters): tile_rows of
-// the zigzag layouts, group_size of gq, group_size and octets of bm (bm16: octets), none of nm24_q4. nnz is N*K but in
-// bm, and half of that in nm24_q4.
+// the zigzag layouts, group_size of gq, group_size and octets of bm (bm16: octets), group_size and kept_groups of gs,
+// none of nm24_q4. nnz is N*K but in bm and gs, and half of that in nm24_q4.
 #pragma once
 
 #include <cstdint>

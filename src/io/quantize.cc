@@ -96,8 +96,8 @@ class Converter {
     });
   }
 
-  /// gq, bm and nm24_q4: the whole matrix. Weights that are 0 are those that bm and nm24_q4 drop. Returns the SHA-256
-  /// of the source's bytes.
+  /// gq, bm, gs and nm24_q4: the whole matrix. Weights that are 0 are those that bm and nm24_q4 drop, groups of zeros
+  /// those that gs drops. Returns the SHA-256 of the source's bytes.
   std::string grouped(ThreadPool& pool, std::vector<std::byte>& out) const {
     if (&from_ == &to_ && own_params(to_, tensor_.params) == own_params(to_, params_)) {
       naming_file(tensor_.name, [&] { layout::check_bytes(from_, tensor_.shape, tensor_.bytes, tensor_.params); });
@@ -114,14 +114,18 @@ class Converter {
     return sha256_hex(tensor_.bytes);
   }
 
-  /// The params of a bm layout with the octets and nnz that this tensor's zeros make.
+  /// The params of a bm or gs layout with the octets, kept_groups and nnz that this tensor's zeros make.
   layout::Params count_kept(layout::Params params) const {
     std::vector<float> w;
+    std::vector<uint8_t> keep(size_t(K_), 0);
+    params.octets = params.kept_groups = params.nnz = 0;
     for (int64_t n = 0; n < tensor_.shape.N; ++n) {
       decode({n, 1, 0, K_}, w);
-      const auto kept = K_ - int64_t(std::count(w.begin(), w.end(), 0.0f));
-      params.nnz += kept;
-      params.octets += (kept + 7) / 8;
+      mask_of(w, keep);
+      const layout::Params row = layout::complete_params(to_, {1, K_}, params, keep);
+      params.octets += row.octets;
+      params.kept_groups += row.kept_groups;
+      params.nnz += row.nnz;
     }
     return params;
   }
@@ -153,6 +157,16 @@ class Converter {
     int64_t row0, rows, k0, cols;
   };
 
+  /// keep: [K], what bm and gs keep of a row.
+  void mask_of(std::span<const float> w, std::span<uint8_t> keep) const {
+    for (size_t k = 0; k < w.size(); ++k) keep[k] = w[k] != 0.0f;
+    if (to_.family != layout::Family::group_sparse) return;
+    for (size_t k = 0; k < keep.size(); k += size_t(params_.group_size)) {
+      const auto group = keep.subspan(k, std::min(size_t(params_.group_size), keep.size() - k));
+      if (std::ranges::find(group, 1) != group.end()) std::ranges::fill(group, uint8_t{1});
+    }
+  }
+
   int64_t strips_of_row() const { return (K_ + strip_cols_ - 1) / strip_cols_; }
   int64_t source_row(int64_t n) const { return matrix_ && !order_.empty() ? order_[size_t(n)] : n; }
   std::span<const std::byte> source_bytes(int64_t n, int64_t k0, int64_t cols) const {
@@ -176,7 +190,7 @@ class Converter {
 
   void pack_codes(ThreadPool& pool, std::vector<std::byte>& out) const {
     const int64_t N = tensor_.shape.N, K = K_, groups = layout::group_count(K, params_.group_size);
-    const bool masked = to_.family == layout::Family::bitmask;
+    const bool masked = layout::counts_kept(to_);
     std::vector<uint8_t> code(size_t(N * K)), keep(masked ? code.size() : 0);
     std::vector<float> scale(size_t(N * groups)), zero(scale.size());
     each_piece(pool, [&](int64_t first, int64_t rows, std::span<const float> w) {
@@ -184,7 +198,7 @@ class Converter {
         const auto row = w.subspan(size_t(i * K), size_t(K));
         const auto at = size_t((first + i) * K), group = size_t((first + i) * groups);
         const auto mask = masked ? std::span(keep).subspan(at, size_t(K)) : std::span<uint8_t>();
-        for (size_t k = 0; k < mask.size(); ++k) mask[k] = row[k] != 0.0f;
+        if (masked) mask_of(row, mask);
         layout::round_to_grid(to_.bits, params_.group_size, row, mask, std::span(code).subspan(at, size_t(K)),
                               std::span(scale).subspan(group, size_t(groups)),
                               std::span(zero).subspan(group, size_t(groups)));
@@ -202,9 +216,10 @@ class Converter {
     std::vector<uint8_t> keep(values.size());
     each_piece(pool, [&](int64_t first, int64_t rows, std::span<const float> w) {
       std::copy(w.begin(), w.end(), values.begin() + ptrdiff_t(first * K));
-      for (int64_t i = 0; i < rows * K; ++i) keep[size_t(first * K + i)] = w[size_t(i)] != 0.0f;
+      for (int64_t i = 0; i < rows; ++i)
+        mask_of(w.subspan(size_t(i * K), size_t(K)), std::span(keep).subspan(size_t((first + i) * K), size_t(K)));
     });
-    naming_file(tensor_.name, [&] { layout::pack_values(to_, tensor_.shape, values, keep, out, &pool); });
+    naming_file(tensor_.name, [&] { layout::pack_values(to_, tensor_.shape, own_group(), values, keep, out, &pool); });
   }
 
   void pack_two_of_four(ThreadPool& pool, std::vector<std::byte>& out) const {
@@ -360,7 +375,7 @@ QuantizeReport plan_quantize(const Checkpoint& source, const QuantizeOptions& op
     const auto own = options.tensor_params.find(tensor.name);
     layout::Params params = own_params(stored, own == options.tensor_params.end() ? options.params : own->second);
     if (options.keep_source && tensor.layout == &stored) params = tensor.params;
-    if (stored.family == layout::Family::bitmask) {
+    if (layout::counts_kept(stored)) {
       const bool moved = tensor.layout == &stored && tensor.params.group_size == params.group_size;
       params =
           moved ? tensor.params : Converter(tensor, stored, params, gguf_row_order(source, tensor)).count_kept(params);

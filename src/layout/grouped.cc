@@ -11,33 +11,14 @@
 #include "core/scalar.h"
 #include "layout/bm.h"
 #include "layout/gq.h"
+#include "layout/gs.h"
 #include "layout/nm24_q4.h"
 #include "layout/octet.h"
+#include "layout/row_work.h"
 
 namespace lacuna::layout {
 
 namespace {
-
-constexpr float kLargestHalf = 65504;
-constexpr int64_t kGrain = 16;  // rows that a worker takes at once
-
-/// Runs work(n) for every row; the first Error ends it, named by its row.
-template <class Work>
-void each_row(int64_t N, ThreadPool* pool, const Work& work) {
-  const auto rows = [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) {
-      try {
-        work(n);
-      } catch (const Error& error) {
-        throw Error("row {}: {}", n, error.what());
-      }
-    }
-  };
-  if (pool == nullptr)
-    rows(0, N);
-  else
-    pool->parallel_for(N, kGrain, rows);
-}
 
 template <class T>
 std::span<const T> row_of(std::span<const T> matrix, int64_t n, int64_t cols) {
@@ -58,7 +39,7 @@ void check_spans(const Layout& layout, Shape shape, int64_t groups, const Groupe
 
 void check_halves(std::span<const float> values, const char* what) {
   for (size_t g = 0; g < values.size(); ++g)
-    if (!(std::abs(values[g]) <= kLargestHalf) || to_float(to_f16(values[g])) != values[g])
+    if (!holds_exactly(values[g]))
       throw Error("the {} of group {} is {}, which f16 does not hold exactly; round it before the codes are chosen",
                   what, g, values[g]);
 }
@@ -199,9 +180,14 @@ void begin(const Layout& layout, Shape shape, Params params, std::vector<std::by
 
 Params complete_params(const Layout& layout, Shape shape, Params params, std::span<const uint8_t> keep) {
   check_params(layout, {.tile_rows = params.tile_rows, .group_size = params.group_size});
-  if (layout.family != Family::bitmask) return params;
+  if (layout.family != Family::bitmask && layout.family != Family::group_sparse) return params;
   if (!keep.empty() && keep.size() != size_t(shape.N * shape.K))
     throw Error("a mask of {} for [{}, {}]", keep.size(), shape.N, shape.K);
+  if (layout.family == Family::group_sparse) {
+    params = count_kept_groups(shape, params, keep);
+    check_params(layout, params);
+    return params;
+  }
   params.octets = params.nnz = 0;
   for (int64_t n = 0; n < shape.N; ++n) {
     const auto mask = row_of(keep, n, shape.K);
@@ -216,8 +202,10 @@ Params complete_params(const Layout& layout, Shape shape, Params params, std::sp
 Params pack_grouped(const Layout& layout, Shape shape, Params params, const GroupedCodes& codes,
                     std::vector<std::byte>& out, ThreadPool* pool) {
   if (layout.bits == 0 || layout.bits == 16)
-    throw Error("{} does not hold codes in groups along a row; the gq layouts, bm2, bm3, bm4, bm8 and nm24_q4 do",
-                layout.name);
+    throw Error(
+        "{} does not hold codes in groups along a row; the gq layouts, bm2, bm3, bm4, bm8, gs2, gs3, gs4, gs8 and "
+        "nm24_q4 do",
+        layout.name);
   const bool two_of_four = layout.family == Family::two_of_four;
   if (two_of_four) {
     if (whole_group(shape.K, params.group_size) != Nm24Q4Block::kCols && shape.K != 0)
@@ -232,24 +220,29 @@ Params pack_grouped(const Layout& layout, Shape shape, Params params, const Grou
     pack_nm24(shape, codes, out, pool);
   else if (layout.family == Family::bitmask)
     pack_bitmask_codes(layout, shape, params, codes, out, pool);
+  else if (layout.family == Family::group_sparse)
+    pack_group_sparse(layout, shape, params, codes, out, pool);
   else
     pack_gq(layout, shape, params, codes, out, pool);
   return params;
 }
 
-Params pack_values(const Layout& layout, Shape shape, std::span<const float> w, std::span<const uint8_t> keep,
-                   std::vector<std::byte>& out, ThreadPool* pool) {
-  if (layout.family != Family::bitmask || layout.bits != 16)
-    throw Error("{} does not hold plain values under a mask; bm16 does", layout.name);
+Params pack_values(const Layout& layout, Shape shape, Params params, std::span<const float> w,
+                   std::span<const uint8_t> keep, std::vector<std::byte>& out, ThreadPool* pool) {
+  if (layout.bits != 16) throw Error("{} does not hold plain values under a mask; bm16 and gs16 do", layout.name);
   if (w.size() != size_t(shape.N * shape.K)) throw Error("{} weights for [{}, {}]", w.size(), shape.N, shape.K);
-  const Params params = complete_params(layout, shape, {}, keep);
+  params = complete_params(layout, shape, params, keep);
   begin(layout, shape, params, out);
+  if (layout.family == Family::group_sparse) {
+    pack_group_sparse_values(layout, shape, params, w, keep, out, pool);
+    return params;
+  }
   pack_bitmask(layout, shape, params, keep, out, pool, [&](const BitmaskMap&, int64_t n, std::byte* at) {
     for (int64_t k = 0; k < shape.K; ++k) {
       if (!keep.empty() && keep[size_t(n * shape.K + k)] == 0) continue;
       const float value = w[size_t(n * shape.K + k)];
       const f16 half = to_f16(value);
-      if ((half.bits & 0x7c00u) == 0x7c00u)
+      if (!fits_half(value))
         throw Error("the weight of input {} is {}, which f16 does not hold; its largest is {}", k, value, kLargestHalf);
       std::memcpy(at, &half, sizeof(half));
       at += sizeof(half);
@@ -262,6 +255,7 @@ void permute_rows(const Layout& layout, Shape shape, Params params, std::span<co
                   std::span<const int64_t> order, std::span<std::byte> out) {
   assert(layout.family != Family::zigzag && out.size() == bytes.size() && int64_t(order.size()) == shape.N);
   if (layout.family == Family::bitmask) return permute_bitmask_rows(layout, shape, params, bytes, order, out);
+  if (layout.family == Family::group_sparse) return permute_group_sparse_rows(layout, shape, params, bytes, order, out);
   const size_t row = shape.N == 0 ? 0 : bytes.size() / size_t(shape.N);
   for (size_t n = 0; n < order.size(); ++n) std::memcpy(&out[n * row], &bytes[size_t(order[n]) * row], row);
 }

@@ -15,6 +15,7 @@
 #include "layout/fallback.h"
 #include "layout/float_rows.h"
 #include "layout/gq.h"
+#include "layout/gs.h"
 #include "layout/nm24_q4.h"
 #include "layout/q2_K.h"
 #include "layout/q3_K.h"
@@ -236,6 +237,15 @@ constexpr Layout bitmask_layout(Id id, std::string_view name, int bits, Id row_i
   return out;
 }
 
+constexpr Layout group_sparse_layout(Id id, std::string_view name, int bits, Id row_id) {
+  Layout out = packed_layout(id, name, Family::group_sparse, row_id);
+  out.size = group_sparse_size;
+  out.decode = decode_group_sparse;
+  out.first_bad = first_bad_group_sparse_row;
+  out.bits = bits;
+  return out;
+}
+
 constexpr Layout nm24_layout(Id id, std::string_view name, Id row_id) {
   Layout out = packed_layout(id, name, Family::two_of_four, row_id);
   out.block_cols = Nm24Q4Block::kCols;
@@ -277,6 +287,11 @@ constexpr std::array kLayouts = {
     bitmask_layout(Id::bm8, "bm8", 8, Id::q8_0),
     bitmask_layout(Id::bm16, "bm16", 16, Id::f16),
     nm24_layout(Id::nm24_q4, "nm24_q4", Id::q4_K),
+    group_sparse_layout(Id::gs2, "gs2", 2, Id::q2_K),
+    group_sparse_layout(Id::gs3, "gs3", 3, Id::q3_K),
+    group_sparse_layout(Id::gs4, "gs4", 4, Id::q4_K),
+    group_sparse_layout(Id::gs8, "gs8", 8, Id::q8_0),
+    group_sparse_layout(Id::gs16, "gs16", 16, Id::f16),
 };
 constexpr size_t kRowLayouts = size_t(Id::zz2_k);
 
@@ -289,10 +304,10 @@ static_assert(
     "the table is in the order of Id");
 
 constexpr Parameter kTileRows{"tile_rows", &Params::tile_rows}, kGroupSize{"group_size", &Params::group_size},
-    kOctets{"octets", &Params::octets};
+    kOctets{"octets", &Params::octets}, kKeptGroups{"kept_groups", &Params::kept_groups};
 constexpr std::array kZigzagParameters = {kTileRows}, kGroupedParameters = {kGroupSize}, kValueParameters = {kOctets};
-constexpr std::array kBitmaskParameters = {kGroupSize, kOctets};
-constexpr std::array kParameters = {kTileRows, kGroupSize, kOctets};
+constexpr std::array kBitmaskParameters = {kGroupSize, kOctets}, kGroupSparseParameters = {kGroupSize, kKeptGroups};
+constexpr std::array kParameters = {kTileRows, kGroupSize, kOctets, kKeptGroups};
 
 std::string joined_names(std::span<const Layout> layouts) {
   std::string list;
@@ -319,6 +334,7 @@ double Layout::bits_per_weight() const {
   constexpr double kScaleAndZero = 32.0 / 128;
   if (family == Family::grouped) return bits + kScaleAndZero;
   if (family == Family::bitmask) return 1 + bits + (bits < 16 ? kScaleAndZero : 0);
+  if (family == Family::group_sparse) return bits + (bits < 16 ? (17.0 + bits) / 16 : 1.0 / 16);
   return 8.0 * double(block_bytes) / double(zigzag ? kSuperRows : block_cols);
 }
 
@@ -332,6 +348,8 @@ std::span<const Parameter> parameters(const Layout& layout) {
       return kGroupedParameters;
     case Family::bitmask:
       return layout.bits < 16 ? std::span<const Parameter>(kBitmaskParameters) : kValueParameters;
+    case Family::group_sparse:
+      return kGroupSparseParameters;
     case Family::rows:
     case Family::two_of_four:
       break;
@@ -355,13 +373,21 @@ void check_params(const Layout& layout, Params params) {
   if (params.group_size < 0) throw Error("group_size is {}, but it must be 0 (whole rows) or more", params.group_size);
   if (params.octets < 0 || params.octets > int64_t{UINT32_MAX})
     throw Error("octets is {}, but it must lie between 0 and 2^32 - 1", params.octets);
-  if (layout.family == Family::bitmask ? params.nnz < 0 : params.nnz != 0)
+  if (params.kept_groups < 0 || params.kept_groups > int64_t{UINT32_MAX})
+    throw Error("kept_groups is {}, but it must lie between 0 and 2^32 - 1", params.kept_groups);
+  if (layout.family == Family::group_sparse && !is_sparse_group(params.group_size))
+    throw Error("group_size is {}, but {} has groups of 8, 16, 32, 64 or 128", params.group_size, layout.name);
+  if (counts_kept(layout) ? params.nnz < 0 : params.nnz != 0)
     throw Error("nnz is {} in {}, which {}", params.nnz, layout.name,
-                layout.family == Family::bitmask ? "must be 0 or more" : "always keeps the same number of weights");
+                counts_kept(layout) ? "must be 0 or more" : "always keeps the same number of weights");
+}
+
+bool counts_kept(const Layout& layout) {
+  return layout.family == Family::bitmask || layout.family == Family::group_sparse;
 }
 
 int64_t kept_weights(const Layout& layout, Shape shape, Params params) {
-  if (layout.family == Family::bitmask) return params.nnz;
+  if (counts_kept(layout)) return params.nnz;
   return layout.family == Family::two_of_four ? shape.N * shape.K / 2 : shape.N * shape.K;
 }
 
@@ -411,7 +437,7 @@ void check_bytes(const Layout& layout, Shape shape, std::span<const std::byte> b
   std::string_view what = "a scale that is not finite";
   if (layout.family == Family::grouped) what = "a scale or zero that is not finite, or padding that is not zero";
   if (layout.family == Family::two_of_four) what = "a scale that is not finite, or positions that do not ascend";
-  if (layout.family == Family::bitmask)
+  if (counts_kept(layout))
     what = "a number that is not finite, a start that does not follow from the mask, or padding that is not zero";
   throw Error("row {} in {} has {}; the file is damaged", row, layout.name, what);
 }

@@ -20,15 +20,18 @@ enum class Id : uint8_t {
   zz2_k, zz3_k, zz4_k, zz5_k, zz6_k, zz8,
   // Grouped rows (gq.h), bitmask (bm.h), 2:4 (nm24_q4.h).
   gq2, gq3, gq4, gq8, bm2, bm3, bm4, bm8, bm16, nm24_q4,
+  // Group-sparse (gs.h).
+  gs2, gs3, gs4, gs8, gs16,
 };
 // clang-format on
 
 enum class Family : uint8_t {
-  rows,         // a row is a run of blocks, which encode_row and decode_row handle
-  zigzag,       // zigzag.h
-  grouped,      // codes with scale and zero per group of inputs: gq.h
-  bitmask,      // bm.h
-  two_of_four,  // nm24_q4.h
+  rows,          // a row is a run of blocks, which encode_row and decode_row handle
+  zigzag,        // zigzag.h
+  grouped,       // codes with scale and zero per group of inputs: gq.h
+  bitmask,       // bm.h
+  two_of_four,   // nm24_q4.h
+  group_sparse,  // codes of the groups of inputs that are kept: gs.h
 };
 
 struct Shape {
@@ -41,11 +44,14 @@ struct Shape {
 struct Params {
   /// Zigzag layouts: outputs that lie together in one column, a multiple of 256; 0: whole columns.
   int64_t tile_rows = 0;
-  /// gq and bm layouts: inputs of a row that share scale and zero; 0: the whole row.
+  /// gq and bm layouts: inputs of a row that share scale and zero; 0: the whole row. gs layouts: and are kept together;
+  /// 8, 16, 32, 64 or 128.
   int64_t group_size = 0;
   /// bm layouts: eight codes each, of the whole matrix.
   int64_t octets = 0;
-  /// bm layouts: weights that are kept.
+  /// gs layouts: groups that are kept, of the whole matrix.
+  int64_t kept_groups = 0;
+  /// bm and gs layouts: weights that are kept.
   int64_t nnz = 0;
   friend bool operator==(const Params&, const Params&) = default;
 };
@@ -61,7 +67,7 @@ struct Layout {
   std::string_view name;  // as on the command line and in `inspect`: "q4_K"
   int ggml_type;          // type number in GGUF; -1: stored as an I8 tensor described by lacuna.manifest
   int64_t block_cols;     // K must be a multiple of this
-  int64_t block_bytes;    // bytes of block_cols weights of one row; zigzag: of 256 outputs of one column; gq, bm: 0
+  int64_t block_bytes;    // bytes of block_cols weights of one row; zigzag: of 256 outputs of one column; gq, bm, gs: 0
 
   int64_t (*size)(const Layout&, Shape, Params);
 
@@ -84,13 +90,13 @@ struct Layout {
   /// The row layout of the same bits; zigzag: the one whose block of 256 weights is a superblock (zz8: whose eight
   /// blocks are).
   Id row_id = Id::f32;
-  int bits = 0;  // of a code; gq, bm and nm24_q4
+  int bits = 0;  // of a code; gq, bm, gs and nm24_q4
 
   /// Bytes of the whole matrix. Throws Error when K is no multiple of block_cols or the size overflows.
   int64_t size_bytes(Shape shape, Params params = {}) const;
   /// Bytes of one row of a row layout; zigzag: of 256 outputs.
   int64_t row_bytes(int64_t K) const { return K / block_cols * block_bytes; }
-  /// Of a gq or bm layout: with groups of 128, all weights kept.
+  /// Of a gq or bm layout: with groups of 128, of a gs layout: of 16; all weights kept.
   double bits_per_weight() const;
 };
 
@@ -120,7 +126,9 @@ void project_row(const Layout& layout, std::span<float> w, std::span<const float
 void decode_rows(const Layout& layout, Shape shape, std::span<const std::byte> bytes, int64_t row0, int64_t rows,
                  float* out, Params params = {});
 
-/// Weights that are kept: all of them, half of nm24_q4's, params.nnz of a bm layout.
+/// Whether matrices of a layout keep numbers of weights of their own: bm and gs.
+bool counts_kept(const Layout& layout);
+/// Weights that are kept: all of them, half of nm24_q4's, params.nnz of a bm or gs layout.
 int64_t kept_weights(const Layout& layout, Shape shape, Params params);
 
 /// Layout::first_bad; of a bad superblock the first output.

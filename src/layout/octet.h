@@ -31,4 +31,13 @@ inline bool read_octet(int bits, const std::byte* in, int64_t count, uint8_t* co
   return count == kOctet || (string >> (bits * int(count))) == 0;
 }
 
+/// Code i of a string.
+inline uint8_t code_at(int bits, const std::byte* string, int64_t i) {
+  const int64_t byte = i / kOctet * bits + i % kOctet * bits / 8;
+  const int shift = int(i % kOctet * bits % 8);
+  auto two = uint32_t(string[byte]);
+  if (shift + bits > 8) two |= uint32_t(string[byte + 1]) << 8;
+  return uint8_t(two >> shift & ((1u << bits) - 1));
+}
+
 }  // namespace lacuna::layout

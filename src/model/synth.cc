@@ -213,12 +213,17 @@ void write_superblocks(const io::TensorPlan& plan, const std::vector<std::byte>&
   }
 }
 
-// ---- gq, bm, nm24_q4: codes in groups along a row ----
+// ---- gq, bm, gs, nm24_q4: codes in groups along a row ----
 
-/// Weights of a row's first `cols` inputs that are kept.
+/// Of a row's first `cols` inputs, or groups of gs, those that are kept.
 int64_t kept_before(int64_t cols, double sparsity) { return cols - int64_t(double(cols) * sparsity + 1e-6); }
 
-/// Runs of `cols` weights of which `kept` are kept; nm24_q4: two of every four.
+/// Inputs that are kept or dropped together.
+int64_t kept_together(const layout::Layout& layout, int64_t group_size) {
+  return layout.family == layout::Family::group_sparse ? group_size : 1;
+}
+
+/// Runs of `cols` weights of which `kept` are kept, or `kept` groups of `together`; nm24_q4: two of every four.
 struct CodeRuns {
   int64_t cols = 0;
   std::vector<float> value;         // [kPoolRuns, cols], in deviations
@@ -227,7 +232,8 @@ struct CodeRuns {
 
 constexpr float kReach = 3;  // deviations from zero to the outermost code
 
-CodeRuns draw_code_runs(const layout::Layout& layout, int64_t cols, int64_t kept, uint64_t seed, ThreadPool& pool) {
+CodeRuns draw_code_runs(const layout::Layout& layout, int64_t cols, int64_t together, int64_t kept, uint64_t seed,
+                        ThreadPool& pool) {
   const auto size = size_t(kPoolRuns * cols);
   CodeRuns out{cols, std::vector<float>(size), std::vector<uint8_t>(size), std::vector<uint8_t>(size)};
   const float top = layout.bits < 16 ? float((1 << layout.bits) - 1) : 0, zero = std::ceil(top / 2);
@@ -236,11 +242,14 @@ CodeRuns draw_code_runs(const layout::Layout& layout, int64_t cols, int64_t kept
       Rng rng(seed ^ (uint64_t(run) << 20) ^ (uint64_t(cols * 257 + kept) << 40) ^ uint64_t(layout.id));
       const int64_t span = layout.family == layout::Family::two_of_four ? 4 : cols;  // inputs of which some are kept
       int64_t left = 0;
+      bool keep = false;
       for (int64_t k = 0; k < cols; ++k) {
         const auto at = size_t(run * cols + k);
         if (k % span == 0) left = span == cols ? kept : 2;
-        const bool keep = int64_t(rng.below(uint64_t(span - k % span))) < left;
-        left -= keep;
+        if (k % together == 0) {
+          keep = int64_t(rng.below(uint64_t((span - k % span + together - 1) / together))) < left;
+          left -= keep;
+        }
         out.keep[at] = keep;
         out.value[at] = float(rng.normal());
         out.code[at] = uint8_t(std::clamp(std::nearbyint(out.value[at] * top / (2 * kReach)) + zero, 0.0f, top));
@@ -260,14 +269,17 @@ std::vector<std::byte> random_codes(const layout::Layout& layout, layout::Shape 
   const int64_t groups = layout::group_count(K, group_size);
   const double deviation = 1 / std::sqrt(double(K) * (two_of_four ? 0.5 : 1 - sparsity));
   std::map<std::pair<int64_t, int64_t>, CodeRuns> pools;  // by cols and kept
+  const int64_t together = kept_together(layout, group_size);
+  const auto kept_at = [&](int64_t k) { return kept_before((k + together - 1) / together, sparsity); };
   const auto runs_at = [&](int64_t k) -> const CodeRuns& {
     const int64_t width = std::min(kRunCols, cols - k);
-    return pools.at({width, kept_before(k + width, sparsity) - kept_before(k, sparsity)});
+    return pools.at({width, kept_at(k + width) - kept_at(k)});
   };
   for (int64_t k = 0; k < K; k += kRunCols) {
     const int64_t width = std::min(kRunCols, K - k);
-    const int64_t kept = kept_before(k + width, sparsity) - kept_before(k, sparsity);
-    if (!pools.contains({width, kept})) pools[{width, kept}] = draw_code_runs(layout, width, kept, seed, pool);
+    const int64_t kept = kept_at(k + width) - kept_at(k);
+    if (!pools.contains({width, kept}))
+      pools[{width, kept}] = draw_code_runs(layout, width, together, kept, seed, pool);
   }
   std::vector<uint8_t> code(values ? 0 : size_t(N * K)), keep(size_t(N * K));
   std::vector<float> weight(values ? size_t(N * K) : 0), scale(size_t(N * groups)), zero(scale.size());
@@ -292,7 +304,7 @@ std::vector<std::byte> random_codes(const layout::Layout& layout, layout::Shape 
   });
   std::vector<std::byte> out;
   if (values)
-    layout::pack_values(layout, shape, weight, keep, out, &pool);
+    layout::pack_values(layout, shape, {.group_size = group_size}, weight, keep, out, &pool);
   else
     layout::pack_grouped(layout, shape, {.group_size = group_size}, {code, scale, zero, keep}, out, &pool);
   return out;
@@ -375,14 +387,23 @@ int64_t synthesize(const ModelShape& shape, const std::string& path, const Synth
 
 layout::Params random_params(const layout::Layout& layout, layout::Shape shape, layout::Params params,
                              double weight_sparsity) {
-  const bool masked = layout.family == layout::Family::bitmask;
+  const bool masked = layout::counts_kept(layout);
   if (!(weight_sparsity >= 0 && weight_sparsity < 1))
     throw Error("a weight sparsity of {}; it must lie between 0 and 1", weight_sparsity);
   if (weight_sparsity != 0 && !masked && !(layout.family == layout::Family::two_of_four && weight_sparsity == 0.5))
-    throw Error("{} cannot have a weight sparsity of {}; the bm layouts can, and nm24_q4 always has 0.5", layout.name,
-                weight_sparsity);
+    throw Error("{} cannot have a weight sparsity of {}; the bm and gs layouts can, and nm24_q4 always has 0.5",
+                layout.name, weight_sparsity);
   if (!masked) return params;
-  const int64_t kept = kept_before(shape.K, weight_sparsity);
+  const int64_t together = kept_together(layout, params.group_size);
+  if (shape.K % together != 0)
+    throw Error("random matrices in {} with groups of {} need a multiple of that as K, which is {}", layout.name,
+                together, shape.K);
+  const int64_t kept = kept_before(shape.K / together, weight_sparsity);
+  if (together > 1) {
+    params.kept_groups = shape.N * kept;
+    params.nnz = params.kept_groups * together;
+    return params;
+  }
   params.nnz = shape.N * kept;
   params.octets = shape.N * ((kept + 7) / 8);
   return params;

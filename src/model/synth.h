@@ -16,7 +16,7 @@ struct SynthOptions {
                                               // embedding table too, which gets the K-quant of the same bits
   layout::Id head_layout = layout::Id::q6_K;  // output head, or a tied model's embedding table
   layout::Params params = {};                 // of `layout`
-  double weight_sparsity = 0;                 // bm layouts: share of each row that is dropped, 0 <= share < 1
+  double weight_sparsity = 0;                 // bm and gs layouts: share of each row that is dropped, 0 <= share < 1
   uint64_t seed = 0;
   int64_t n_layers = 0;  // 0: as the shape says
   bool progress = true;

@@ -365,7 +365,8 @@ TEST(Synth, ZigzagDiffersFromRowsInTheMatricesOnly) {
 TEST(QuantizeGrouped, EveryLayoutIsListedAndRuns) {
   const TempDir dir;
   const std::string source = fixture("gguf_models/llama_mha.gguf"), out = dir.file("g.gguf");
-  for (const char* layout : {"gq2", "gq3", "gq4", "gq8", "bm2", "bm4", "bm8", "bm16"}) {
+  for (const char* layout :
+       {"gq2", "gq3", "gq4", "gq8", "bm2", "bm4", "bm8", "bm16", "gs2", "gs3", "gs4", "gs8", "gs16"}) {
     std::vector<std::string> arguments = {"quantize", source, "-o", out, "--layout", layout};
     const bool grouped = std::string(layout) != "bm16";
     if (grouped) arguments.insert(arguments.end(), {"--group-size", "32"});
@@ -384,6 +385,8 @@ TEST(QuantizeGrouped, EveryLayoutIsListedAndRuns) {
   }
   output_of({"quantize", source, "-o", out, "--layout", "gq4"});
   EXPECT_NE(output_of({"inspect", out}).find("group_size 128"), std::string::npos);
+  output_of({"quantize", source, "-o", out, "--layout", "gs4"});
+  EXPECT_NE(output_of({"inspect", out}).find("group_size 16"), std::string::npos);
 }
 
 TEST(QuantizeGrouped, SaysWhatItRefuses) {
@@ -393,6 +396,8 @@ TEST(QuantizeGrouped, SaysWhatItRefuses) {
   expect_error({"quantize", source, "-o", out, "--layout", "q4_K", "--group-size", "64"}, "q4_K has no groups");
   expect_error({"quantize", source, "-o", out, "--layout", "nm24_q4", "--group-size", "64"}, "nm24_q4 has no groups");
   expect_error({"quantize", source, "-o", out, "--layout", "gq4", "--head-layout", "gq4"}, "output head");
+  expect_error({"quantize", source, "-o", out, "--layout", "gs4", "--group-size", "24"},
+               "group_size is 24, but gs4 has groups of 8, 16, 32, 64 or 128");
   EXPECT_FALSE(std::filesystem::exists(out));
   output_of({"quantize", source, "-o", out, "--layout", "bm4"});
   expect_error({"run", out, "-p", "Hi", "-n", "1", "--act-sparsity", "50"}, "is bm4, of which no kernel leaves inputs");
@@ -418,6 +423,24 @@ TEST(Synth, DropsTheShareOfTheWeightsThatWasAskedFor) {
   expect_error({"synth", "llama-2-7b", "-o", again, "--layout", "gq4", "--weight-sparsity", "50"},
                "gq4 cannot have a weight sparsity of 0.5");
   expect_usage_error({"synth", "llama-2-7b", "-o", again, "--layout", "bm4", "--weight-sparsity", "100"}, "percentage");
+}
+
+TEST(Synth, DropsWholeGroups) {
+  const TempDir dir;
+  const std::string out = dir.file("s.gguf");
+  output_of({"synth", "llama-3.2-1b", "-o", out, "--layers", "1", "--layout", "gs4", "--weight-sparsity", "50"});
+  int sparse = 0;
+  const auto inspected = json_of({"inspect", out});
+  for (const auto& tensor : inspected["tensors"]) {
+    if (tensor["layout"] != "gs4") continue;
+    ++sparse;
+    const auto weights = tensor["shape"][0].get<int64_t>() * tensor["shape"][1].get<int64_t>();
+    EXPECT_EQ(tensor["nnz"].get<int64_t>(), weights / 2);
+    EXPECT_EQ(tensor["kept_groups"].get<int64_t>(), weights / 32);
+    EXPECT_NEAR(tensor["bits"].get<double>(), 1.0 / 16 + (4 + 20.0 / 16) / 2, 0.02);
+  }
+  EXPECT_EQ(sparse, 7);
+  EXPECT_EQ(json_of({"run", out, "-p", "Hi", "-n", "2", "--temp", "0", "--ignore-eos"})["ids"].size(), 2u);
 }
 
 TEST(Synth, WritesWhatInspectAndRunRead) {

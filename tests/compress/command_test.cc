@@ -83,6 +83,7 @@ TEST(CompressCommand, GqsaTrainsLayersAndThenScales) {
       EXPECT_EQ(row["e2e"]["epochs"].size(), 2u);
     } else if (row.contains("tensor")) {
       ++matrices;
+      EXPECT_EQ(row["layout"], "gs4");
       EXPECT_NEAR(row["sparsity"].get<double>(), 0.5, 0.02);
     }
   }

@@ -1,4 +1,5 @@
-// Files with gq, bm and nm24_q4 tensors: written by GgufWriter and quantize, read by Checkpoint, refused when they lie.
+// Files with gq, bm, gs and nm24_q4 tensors: written by GgufWriter and quantize, read by Checkpoint, refused when they
+// lie.
 #include <algorithm>
 #include <cstring>
 
@@ -66,6 +67,9 @@ TEST(GroupedFile, SizesFollowTheArithmetic) {
     const test::GroupedWeight w = test::grouped_weight(Id::bm4, N, K, 1, {.group_size = 128, .sparsity = sparsity});
     const double bits = 1 + 4 * double(w.params.nnz) / double(N * K) + 32.0 / 128;
     EXPECT_NEAR(8.0 * double(w.bytes.size()) / double(N * K), bits, 0.02 * bits);
+    const test::GroupedWeight gs = test::grouped_weight(Id::gs4, N, K, 1, {.group_size = 16, .sparsity = sparsity});
+    const double gs_bits = 1.0 / 16 + (4 + 20.0 / 16) * double(gs.params.nnz) / double(N * K);
+    EXPECT_NEAR(8.0 * double(gs.bytes.size()) / double(N * K), gs_bits, 0.02 * gs_bits);
   }
 }
 
@@ -104,6 +108,20 @@ TEST(GroupedFile, LiesAreRefused) {
   EXPECT_ERROR(open("bm4", 2, 10, 1, R"({"group_size":0,"octets":4294967296})", 148), "between 0 and 2^32 - 1");
   EXPECT_ERROR(open("bm4", 2, 10, 1, R"({"group_size":0})", 132), "bm4 needs the parameter octets");
   EXPECT_ERROR(open("bm16", 2, 10, 1, R"({"group_size":0,"octets":1})", 132), "unknown parameter \"group_size\"");
+  // gs4 [2, 20] with one group of 8: sections of 32 bytes each, then 4 bytes of codes.
+  EXPECT_EQ(open("gs4", 2, 20, 8, R"({"group_size":8,"kept_groups":1})", 132).require("w").params.kept_groups, 1);
+  EXPECT_EQ(open("gs4", 2, 20, 4, R"({"group_size":8,"kept_groups":1})", 132).require("w").params.nnz, 4);
+  EXPECT_ERROR(open("gs4", 2, 20, 8, R"({"group_size":8,"kept_groups":2})", 132), "takes 136 bytes, found 132");
+  EXPECT_ERROR(open("gs4", 2, 20, 9, R"({"group_size":8,"kept_groups":1})", 132), "1 groups hold 4 to 8 weights");
+  EXPECT_ERROR(open("gs4", 2, 20, 40, R"({"group_size":8,"kept_groups":7})", 152), "kept_groups is 7, but [2, 20]");
+  EXPECT_ERROR(open("gs4", 2, 20, 8, R"({"group_size":8,"kept_groups":4294967296})", 132), "between 0 and 2^32 - 1");
+  EXPECT_ERROR(open("gs4", 2, 20, 8, R"({"group_size":8,"kept_groups":-1})", 132), "kept_groups is -1");
+  EXPECT_ERROR(open("gs4", 2, 20, 8, R"({"group_size":24,"kept_groups":1})", 132), "group_size is 24, but gs4 has");
+  EXPECT_ERROR(open("gs4", 2, 20, 8, R"({"group_size":8})", 132), "gs4 needs the parameter kept_groups");
+  EXPECT_ERROR(open("gs4", 2, 20, 8, R"({"group_size":8,"kept_groups":1,"octets":1})", 132),
+               "unknown parameter \"octets\"; gs4 has group_size, kept_groups");
+  EXPECT_ERROR(open("gs16", int64_t{1} << 40, int64_t{1} << 22, 8, R"({"group_size":8,"kept_groups":1})", 132),
+               "bytes");
   EXPECT_ERROR(open("nm24_q4", 1, 64, 64, "{}", 26), "nnz = 64, but nm24_q4 [1, 64] keeps 32");
   EXPECT_ERROR(open("nm24_q4", 1, 96, 48, "{}", 39), "K = 96, but nm24_q4 needs a multiple of 64");
   EXPECT_ERROR(open("nm24_q4", 1, 64, 32, R"({"group_size":64})", 26), "unknown parameter");
@@ -128,12 +146,12 @@ void write_source(const std::string& path, const std::vector<float>& w, layout::
   writer.finish();
 }
 
-/// Of every four weights two, one or none are kept.
+/// Of every four weights two, one or none are kept, of every seventh group of 16 none.
 std::vector<float> pruned(layout::Shape shape) {
   Rng rng(5);
   std::vector<float> w(size_t(shape.N * shape.K));
   for (size_t i = 0; i < w.size(); ++i)
-    w[i] = i % 4 < i / 4 % 3 ? to_float(to_f16(float(rng.normal() * 0.02 + 0.001))) : 0.0f;
+    w[i] = i % 4 < i / 4 % 3 && i / 16 % 7 != 3 ? to_float(to_f16(float(rng.normal() * 0.02 + 0.001))) : 0.0f;
   return w;
 }
 
@@ -150,6 +168,7 @@ TEST(QuantizeGrouped, RoundsAndKeepsTheZerosOfAPrunedModel) {
     options.layout = id;
     options.progress = false;
     if (to.bits < 16 && to.family != Family::two_of_four) options.params.group_size = 64;
+    if (to.family == Family::group_sparse) options.params.group_size = 16;
     const QuantizeReport report = quantize(source, folder.file("y.gguf"), options, pool);
     EXPECT_TRUE(report.fell_back().empty());
     const Checkpoint made = Checkpoint::open(folder.file("y.gguf"));
@@ -158,13 +177,14 @@ TEST(QuantizeGrouped, RoundsAndKeepsTheZerosOfAPrunedModel) {
     EXPECT_EQ(made.require("output_norm.weight").layout->id, Id::f32);
     EXPECT_EQ(layout::first_bad_row(to, tensor.shape, tensor.bytes, tensor.params), -1);
     const std::vector<float> got = values(tensor);
-    for (size_t g = 0; g < got.size(); g += 64) {
+    const size_t width = to.family == Family::group_sparse ? 16 : 64;
+    for (size_t g = 0; g < got.size(); g += width) {
       float least = 0, most = 0;
-      for (size_t k = g; k < g + 64; ++k) least = std::min(least, w[k]), most = std::max(most, w[k]);
+      for (size_t k = g; k < g + width; ++k) least = std::min(least, w[k]), most = std::max(most, w[k]);
       // A step of the grid; nm24_q4's has 7 steps above zero. f16 shortens the range by 2^-11.
       const float step = to.family == Family::two_of_four ? std::max(most / 7, -least / 8)
                                                           : (most - least) / float((1 << to.bits) - 1);
-      for (size_t k = g; k < g + 64; ++k) {
+      for (size_t k = g; k < g + width; ++k) {
         if (to.bits == 16) {
           ASSERT_EQ(got[k], w[k]) << to.name << " " << k;
         } else {
@@ -175,6 +195,13 @@ TEST(QuantizeGrouped, RoundsAndKeepsTheZerosOfAPrunedModel) {
     }
     if (to.family == Family::bitmask) {
       EXPECT_EQ(tensor.params.nnz, int64_t(w.size()) - std::count(w.begin(), w.end(), 0.0f));
+    }
+    if (to.family == Family::group_sparse) {
+      int64_t kept = 0;
+      for (auto group = w.begin(); group != w.end(); group += 16)
+        kept += std::any_of(group, group + 16, [](float x) { return x != 0; });
+      EXPECT_EQ(tensor.params.kept_groups, kept);
+      EXPECT_LT(kept, shape.N * shape.K / 16 * 6 / 7 + 1);
     }
     // Once more into the same layout: the bytes are kept; into f32: the values.
     quantize(made, folder.file("z.gguf"), options, pool);

@@ -84,7 +84,8 @@ TEST(Manifest, EveryPackedLayoutsParametersComeBack) {
     if (layout.ggml_type >= 0) continue;
     layout::Params params;
     for (const layout::Parameter& parameter : layout::parameters(layout)) params.*parameter.value = 512;
-    if (layout.family == layout::Family::bitmask) params.nnz = 4000;
+    if (layout::counts_kept(layout)) params.nnz = 4000;
+    if (layout.family == layout::Family::group_sparse) params.group_size = 64;
     const ManifestTensor entry = manifest_entry(layout, {64, 512}, params);
     EXPECT_EQ(packed_params("w", entry, layout, "x.gguf"), params) << layout.name;
     EXPECT_EQ(entry.params.size(), layout::parameters(layout).size());

@@ -1,4 +1,4 @@
-// tests/kernels/grouped_test.cc - the gq, bm and nm24_q4 kernels of every instruction set against double precision.
+// tests/kernels/grouped_test.cc - the gq, bm, gs and nm24_q4 kernels of every instruction set against double precision.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -70,7 +70,8 @@ void check(Isa isa, Prepare prepare, const GroupedWeight& w, int64_t M, bool bia
   for (int64_t n = 0; bias && n < N; ++n) biases.push_back(float(n) - 1.5f);
   std::string explain;
   const std::vector<float> y = run(isa, prepare, view_of(w, biases), x, M, &explain);
-  const bool quantized = explain.find("panels_") != std::string::npos;
+  const bool quantized =
+      explain.find("panels_") != std::string::npos || explain.find("gemv_groups_") != std::string::npos;
   for (int64_t m = 0; m < M; ++m) {
     std::vector<double> half_step(size_t(K), 0.0);
     for (int64_t k = 0; quantized && k < K; k += 32) {
@@ -105,10 +106,11 @@ TEST_P(GroupedKernels, EveryShapeAndGroupMatchesDouble) {
     for (const int64_t K : {1, 32, 255, 257, 320, 576, 1408}) {
       if (K % l.block_cols != 0) continue;
       const bool has_groups = l.bits < 16 && l.family != Family::two_of_four;
-      for (const int64_t group_size : {16, 32, 64, 128, 256, 4096, 0}) {
+      for (const int64_t group_size : {8, 16, 32, 64, 128, 256, 4096, 0}) {
         if (!has_groups && group_size != 64) continue;
+        if (l.family == Family::group_sparse && !layout::is_sparse_group(group_size)) continue;
         for (const int64_t N : {1, 17, 35}) {
-          const double sparsity = l.family == Family::bitmask ? (N == 17 ? 0.75 : 0.4) : 0;
+          const double sparsity = layout::counts_kept(l) ? (N == 17 ? 0.75 : 0.4) : 0;
           const GroupedWeight w = grouped_weight(id, N, K, uint64_t(N + K), {group_size, sparsity});
           for (const int64_t M : {1, 2, 5})
             ASSERT_NO_FATAL_FAILURE(check(GetParam(), Prepare::automatic, w, M, N == 17, uint64_t(M)));
@@ -125,7 +127,7 @@ TEST_P(GroupedKernels, LongRowsAndManyTokens) {
   for (const Id id : grouped_layouts()) {
     const layout::Layout& l = layout::get(id);
     for (const double sparsity : {0.0, 0.5, 0.9, 0.999}) {
-      if (sparsity > 0 && l.family != Family::bitmask) continue;
+      if (sparsity > 0 && !layout::counts_kept(l)) continue;
       const GroupedWeight w = grouped_weight(id, 50, 4544, 3, {128, sparsity});
       for (const int64_t M : {1, 8, 33, 131})
         ASSERT_NO_FATAL_FAILURE(check(GetParam(), Prepare::automatic, w, M, false, 6));
@@ -167,7 +169,7 @@ TEST_P(GroupedKernels, DroppedWeightsAddNothing) {
 TEST_P(GroupedKernels, NothingKeptAndZeroInputs) {
   for (const Id id : grouped_layouts()) {
     const int64_t N = 19, K = 128;
-    const bool masked = layout::get(id).family == Family::bitmask;
+    const bool masked = layout::counts_kept(layout::get(id));
     const GroupedWeight w = grouped_weight(id, N, K, 2, {.group_size = 32, .sparsity = 0.5, .dropped_row = 16});
     std::vector<float> bias(static_cast<size_t>(N));
     for (size_t n = 0; n < bias.size(); ++n) bias[n] = float(n) * 0.1f;
@@ -219,7 +221,9 @@ TEST_P(GroupedKernels, ShapesThatFitRunOnPanels) {
     const GroupedWeight w = grouped_weight(id, 16, 256, 1, {.group_size = 64, .sparsity = 0.5});
     std::string explain;
     run(GetParam(), Prepare::automatic, view_of(w), random_inputs(1, 256, 1), 1, &explain);
-    EXPECT_NE(explain.find("gemv_panels_" + std::string(layout::get(id).name)), std::string::npos) << explain;
+    const bool groups = layout::get(id).family == Family::group_sparse && GetParam() != Isa::avx512vnni;
+    const char* form = groups ? "groups_" : "panels_";
+    EXPECT_NE(explain.find(form + std::string(layout::get(id).name)), std::string::npos) << explain;
   }
 }
 

@@ -248,11 +248,14 @@ TEST_P(LinearKernels, NoRowOfTheTableIsLeftOut) {
   }
   for (const layout::Id id : test::grouped_layouts()) {
     for (const Prepare prepare : {Prepare::automatic, Prepare::in_place}) {
-      const test::GroupedWeight w = test::grouped_weight(id, 19, 256, 3, {});
-      const WeightView view{"w", w.layout, w.shape, w.bytes, {}, w.params};
-      const std::string line = cpu::make_linear_group(isa, {&view, 1}, pool(), prepare)->explain();
-      for (int i = 0; i < table.count; ++i)
-        if (line.find(table.kernels[i].one_name) != std::string::npos) ran.insert(table.kernels[i].name);
+      for (const int64_t group_size : {8, 16, 32, 64, 128}) {  // gs has a kernel for each
+        const test::GroupedWeight w = test::grouped_weight(id, 19, 256, 3, {.group_size = group_size});
+        const WeightView view{"w", w.layout, w.shape, w.bytes, {}, w.params};
+        const std::string line = cpu::make_linear_group(isa, {&view, 1}, pool(), prepare)->explain();
+        for (int i = 0; i < table.count; ++i)
+          if (line.find(std::string(table.kernels[i].one_name) + " ") != std::string::npos)
+            ran.insert(table.kernels[i].name);
+      }
     }
   }
   EXPECT_EQ(int(ran.size()), table.count) << "a kernel of the table ran nowhere";

@@ -134,7 +134,7 @@ TEST(Bm, BytesMatchGolden) {
 
   const std::vector<float> values = {1, -2, 0.5f};
   const std::vector<uint8_t> mask = {0, 1, 1};
-  const Params plain = pack_values(get(Id::bm16), {1, 3}, values, mask, out);
+  const Params plain = pack_values(get(Id::bm16), {1, 3}, {}, values, mask, out);
   EXPECT_EQ(plain, (Params{.octets = 1, .nnz = 2}));
   expected.assign(64 + 16, std::byte{0});
   put(4, {1});
@@ -231,7 +231,7 @@ TEST(PackGrouped, NothingKept) {
         if (middle) std::fill_n(keep.begin() + K, K, uint8_t{1});  // only row 1
         std::vector<float> scale(3, 0.25f), zero(3, 0), w(keep.size(), 7);
         std::vector<std::byte> bytes;
-        const Params params = layout.bits == 16 ? pack_values(layout, {3, K}, w, keep, bytes)
+        const Params params = layout.bits == 16 ? pack_values(layout, {3, K}, {}, w, keep, bytes)
                                                 : pack_grouped(layout, {3, K}, {}, {code, scale, zero, keep}, bytes);
         EXPECT_EQ(params.nnz, middle ? K : 0);
         EXPECT_EQ(first_bad_row(layout, {3, K}, bytes, params), -1) << layout.name;
@@ -303,17 +303,17 @@ TEST(PackGrouped, RefusesWhatDoesNotFit) {
   for (const Id id : {Id::gq4, Id::bm4, Id::f16})
     EXPECT_THAT(
         [&] {
-          pack_values(get(id), {1, 256}, {}, {}, out);
+          pack_values(get(id), {1, 256}, {}, {}, {}, out);
         },
         ThrowsMessage<Error>(HasSubstr("does not hold plain values")));
   const std::vector<float> large = {1, 65520};
   EXPECT_THAT(
       [&] {
-        pack_values(get(Id::bm16), {1, 2}, large, {}, out);
+        pack_values(get(Id::bm16), {1, 2}, {}, large, {}, out);
       },
       ThrowsMessage<Error>(HasSubstr("row 0: the weight of input 1 is 65520")));
   const std::vector<uint8_t> keep = {1, 0};
-  EXPECT_NO_THROW(pack_values(get(Id::bm16), {1, 2}, large, keep, out)) << "what is dropped does not count";
+  EXPECT_NO_THROW(pack_values(get(Id::bm16), {1, 2}, {}, large, keep, out)) << "what is dropped does not count";
 }
 
 TEST(PermuteRows, MovesRowsAndNothingElse) {

@@ -96,7 +96,10 @@ class CpuLinearGroup final : public kernels::LinearGroup {
     for (size_t p = 0; p < parts_.size(); ++p) {
       const int64_t N = parts_[p].view.shape.N;
       const int64_t row_bytes = std::max<int64_t>(1, parts_[p].read_bytes() / std::max<int64_t>(N, 1));
-      cut(int32_t(p), std::max(kPanelRows, one_bytes / row_bytes / kPanelRows * kPanelRows), one_items_);
+      if (parts_[p].kernel->work_before != nullptr)
+        cut_evenly(int32_t(p), std::max<int64_t>(1, parts_[p].read_bytes() / one_bytes), one_items_);
+      else
+        cut(int32_t(p), std::max(kPanelRows, one_bytes / row_bytes / kPanelRows * kPanelRows), one_items_);
       cut(int32_t(p), 2 * kPanelRows, many_items_);
     }
   }
@@ -171,6 +174,28 @@ class CpuLinearGroup final : public kernels::LinearGroup {
   void cut(int32_t part, int64_t rows, std::vector<Item>& items) const {
     const int64_t N = parts_[size_t(part)].view.shape.N;
     for (int64_t n = 0; n < N; n += rows) items.push_back({part, n, std::min(N, n + rows)});
+  }
+
+  /// At most `count` items of about equal work.
+  void cut_evenly(int32_t part, int64_t count, std::vector<Item>& items) const {
+    const Part& of = parts_[size_t(part)];
+    const int64_t N = of.view.shape.N;
+    const Problem problem{of.view.layout->id, of.view.shape, kernels::Prepare::automatic, of.view.params,
+                          of.view.bytes};
+    const int64_t all = of.kernel->work_before(problem, N);
+    for (int64_t i = 1, n = 0; n < N; ++i) {
+      int64_t low = n + 1, high = N;  // the first row before which there is share i of the work
+      while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (of.kernel->work_before(problem, middle) < double(all) / double(count) * double(i))
+          low = middle + 1;
+        else
+          high = middle;
+      }
+      low = std::min(N, ceil_div(low, of.kernel->row_step) * of.kernel->row_step);
+      items.push_back({part, n, low});
+      n = low;
+    }
   }
 
   void run_chunk(const Activation& x, std::span<const Output> y, int64_t m0, int64_t M) {

@@ -23,6 +23,8 @@ inline constexpr int64_t kPanelRows = 16;
 __attribute__((always_inline)) constexpr int64_t odd_lines(int64_t bytes) { return ((bytes + 63) / 64 | 1) * 64; }
 /// Most tokens that a kernel takes at once: their partial sums for 32 rows fill 16 KiB of the first-level cache.
 inline constexpr int64_t kMaxTile = 128;
+/// Zeros after the scales and sums of the inputs of a group-sparse layout.
+inline constexpr int64_t kReadPast = 32;
 /// Steps of the second plane of a single token in one step of the first: its codes span half a step either way.
 inline constexpr float kPlaneRatio = 254;
 
@@ -38,8 +40,10 @@ struct Problem {
 struct ActivationNeeds {
   bool quantized = false;
   int offset = 0;     // of the weight codes; 0: none
-  int group = 32;     // inputs that share one weight scale: 16 or 32
+  int group = 32;     // inputs that share one weight scale: 8, 16 or 32
   bool sums = false;  // the layout has mins: scaled sums per `group`
+  /// gs layouts: inputs of a group; a single token is given by units and groups too (ActivationTile). 0: not
+  int sparse_group = 0;
   bool operator==(const ActivationNeeds&) const = default;
 };
 
@@ -56,6 +60,11 @@ struct ActivationTile {
   const float* sum = nullptr;      // [K/32, tokens, 32/group]: scale * sum of the codes
   const float* x = nullptr;        // [tokens, K] rows x_stride apart
   int64_t x_stride = 0;
+  /// A single token where needs.sparse_group is not 0: units of U = min(group, 32) inputs, padded with zeros to whole
+  /// groups and one more; scales and sums with kReadPast zeros.
+  const int8_t* unit_codes = nullptr;  // [units, 2, U]: coarse and fine codes of a unit
+  const float* unit_scale = nullptr;   // [units]: the coarse scale
+  const float* group_sum = nullptr;    // [groups]: sum of the inputs as quantized
 };
 
 /// Whether a stream of weights is asked for far ahead and into the second-level cache (true) or shortly before its use
@@ -74,7 +83,7 @@ struct LinearArgs {
   ActivationTile x;
   float* y = nullptr;  // [tokens, N] rows y_stride apart
   int64_t y_stride = 0;
-  int64_t row0 = 0, row1 = 0;  // row0 is a multiple of 16; row1 too, or N
+  int64_t row0 = 0, row1 = 0;  // multiples of 16, row1 also N; one token of a kernel with work_before: any rows
 };
 
 struct LinearKernel {
@@ -91,6 +100,10 @@ struct LinearKernel {
   void (*run_many)(const LinearArgs&);                           // 1 <= tokens <= kMaxTile
   int64_t (*scratch_bytes)(int64_t K) = nullptr;                 // working memory of a task; nullptr: none
   void (*place)(const Problem&, std::byte* prepared) = nullptr;  // runs once, before prepare; nullptr: nothing to do
+  /// Work on the rows before `row`, in any unit: where rows are uneven, one token's are cut into pieces of equal work.
+  /// nullptr: rows are alike.
+  int64_t (*work_before)(const Problem&, int64_t row) = nullptr;
+  int64_t row_step = 1;  // such pieces begin at multiples of this
 };
 
 /// layout::decode_rows of a weight, for kernels that multiply decoded rows. out: [rows, K].
@@ -108,6 +121,8 @@ struct QuantizeArgs {
     ActivationNeeds needs;
     int32_t* start = nullptr;
     float* sum = nullptr;
+    int8_t* unit_codes = nullptr;  // and the other two; written with `planes`
+    float *unit_scale = nullptr, *group_sum = nullptr;
   };
   const Extra* extras = nullptr;
   int extra_count = 0;

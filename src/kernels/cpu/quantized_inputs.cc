@@ -41,6 +41,12 @@ QuantizedInputs::Places QuantizedInputs::places(int64_t M) const {
     const int64_t bytes = blocks * 4 * (32 / extras_[e].needs.group);
     at.start[e] = extras_[e].needs.offset != 0 ? place(bytes) : -1;
     at.sum[e] = extras_[e].needs.sums ? place(bytes) : -1;
+    if (const int64_t group = extras_[e].needs.sparse_group; group != 0) {
+      const int64_t cols = round_up(K_, group), unit = std::min(group, kBlock);
+      at.unit_codes[e] = place(2 * (cols + group));
+      at.unit_scale[e] = place(4 * (cols / unit + kReadPast));
+      at.group_sum[e] = place(4 * (cols / group + kReadPast));
+    }
   }
   return at;
 }
@@ -58,6 +64,10 @@ QuantizeArgs QuantizedInputs::arguments(std::byte* memory, const Places& at, int
     const int64_t groups = blocks * (32 / extras_[e].needs.group);
     if (at.start[e] >= 0) extras[e].start = reinterpret_cast<int32_t*>(memory + at.start[e]) + groups;
     if (at.sum[e] >= 0) extras[e].sum = reinterpret_cast<float*>(memory + at.sum[e]) + groups;
+    if (extras_[e].needs.sparse_group == 0) continue;
+    extras[e].unit_codes = reinterpret_cast<int8_t*>(memory + at.unit_codes[e]);
+    extras[e].unit_scale = reinterpret_cast<float*>(memory + at.unit_scale[e]);
+    extras[e].group_sum = reinterpret_cast<float*>(memory + at.group_sum[e]);
   }
   q.extras = extras;
   q.extra_count = int(extras_.size());
@@ -99,6 +109,9 @@ ActivationTile QuantizedInputs::tile(std::byte* memory, int64_t M, int64_t first
   if (need >= 0) {
     tile.start = extras[need].start;
     tile.sum = extras[need].sum;
+    tile.unit_codes = extras[need].unit_codes;
+    tile.unit_scale = extras[need].unit_scale;
+    tile.group_sum = extras[need].group_sum;
   }
   return tile;
 }

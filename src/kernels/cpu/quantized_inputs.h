@@ -34,10 +34,11 @@ class QuantizedInputs {
 
  private:
   /// Most sets of needs: one for each layout that has any.
-  static constexpr size_t kMostNeeds = 8;
+  static constexpr size_t kMostNeeds = 16;
   struct Places {
     int64_t codes = 0, scale = 0, total = 0;
     int64_t start[kMostNeeds] = {}, sum[kMostNeeds] = {};
+    int64_t unit_codes[kMostNeeds] = {}, unit_scale[kMostNeeds] = {}, group_sum[kMostNeeds] = {};  // of one token
   };
   Places places(int64_t M) const;
   /// Arguments that quantize the tile of `tokens` tokens at token m.

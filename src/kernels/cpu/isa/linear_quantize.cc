@@ -27,11 +27,17 @@ LACUNA_INLINE uint32_t max_magnitude_bits(const Block32& x) {
   return out;
 }
 
-/// Codes and their sums per 16 of one plane.
+/// Codes and their sums per 8 of one plane.
 struct Plane {
   int8_t* codes;  // [32]
-  int32_t sums[2];
+  int32_t sums[4];
 };
+
+/// The sum of group g of a block that has `groups`.
+LACUNA_INLINE int32_t sum_of(const int32_t* sums, int groups, int g) {
+  if (groups == 4) return sums[g];
+  return groups == 2 ? sums[2 * g] + sums[2 * g + 1] : (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
 
 /// Scale absmax/127, codes rounded to nearest even; the second plane, where asked for, holds what rounding left, in
 /// steps of 1/kPlaneRatio. Returns the first plane's scale. A NaN or an infinity makes it NaN, so that every output
@@ -45,7 +51,7 @@ LACUNA_INLINE float quantize_block(const float* x, Plane* planes) {
   if (magnitude == 0 || magnitude >= 0x7f800000u) {
     for (int p = 0; p < kPlanes; ++p) {
       __builtin_memset(planes[p].codes, 0, 32);
-      planes[p].sums[0] = planes[p].sums[1] = 0;
+      __builtin_memset(planes[p].sums, 0, sizeof(planes[p].sums));
     }
     return magnitude == 0 ? 0.0f : __builtin_nanf("");
   }
@@ -60,20 +66,46 @@ LACUNA_INLINE float quantize_block(const float* x, Plane* planes) {
       const F32x16 rounded = left + magic;
       int32_t wide[16];
       __builtin_memcpy(wide, &rounded, 64);
-      int32_t sum = 0;
       int8_t narrow[16];
-      for (int i = 0; i < 16; ++i) {
-        const int32_t code = wide[i] - 0x4b400000;
-        narrow[i] = int8_t(code);
-        sum += code;
+      for (int quarter = 0; quarter < 2; ++quarter) {
+        int32_t sum = 0;
+        for (int i = 8 * quarter; i < 8 * quarter + 8; ++i) {
+          const int32_t code = wide[i] - 0x4b400000;
+          narrow[i] = int8_t(code);
+          sum += code;
+        }
+        planes[p].sums[2 * h + quarter] = sum;
       }
       __builtin_memcpy(planes[p].codes + 16 * h, narrow, 16);
-      planes[p].sums[h] = sum;
       // Both differences are exact: the rounded value lies within half a step.
       left = (left + (rounded + magic * splat(-1.0f)) * splat(-1.0f)) * splat(kPlaneRatio);
     }
   }
   return absmax / 127.0f;
+}
+
+/// Block b of a single token as units and groups of a gs layout. sums: per 8 inputs, of both planes.
+LACUNA_INLINE void write_units(const QuantizeArgs& a, const QuantizeArgs::Extra& extra, int64_t b, float scale,
+                               const Plane* planes) {
+  const int64_t group = extra.needs.sparse_group, unit = group < kBlock ? group : kBlock, units = kBlock / unit;
+  for (int64_t u = 0; u < units; ++u) {
+    int8_t* to = extra.unit_codes + (b * units + u) * 2 * unit;
+    float sum = 0;
+    for (int p = 0; p < 2; ++p) {
+      __builtin_memcpy(to + p * unit, planes[p].codes + u * unit, size_t(unit));
+      sum += (p == 0 ? scale : scale / kPlaneRatio) * float(sum_of(planes[p].sums, int(units), int(u)));
+    }
+    extra.unit_scale[b * units + u] = scale;
+    const int64_t k = b * kBlock + u * unit;
+    float& total = extra.group_sum[k / group];
+    total = k % group == 0 ? sum : total + sum;
+  }
+  if ((b + 1) * kBlock < a.K) return;
+  // The rest of the last group, and one more.
+  const int64_t groups = (a.K + group - 1) / group, first = (b + 1) * units, end = (groups + 1) * group / unit;
+  __builtin_memset(extra.unit_codes + first * 2 * unit, 0, size_t((end - first) * 2 * unit));
+  for (int64_t u = first; u < groups * group / unit + kReadPast; ++u) extra.unit_scale[u] = 0;
+  for (int64_t g = groups; g < groups + kReadPast; ++g) extra.group_sum[g] = 0;
 }
 
 void quantize_planes(const QuantizeArgs& a) {
@@ -85,10 +117,14 @@ void quantize_planes(const QuantizeArgs& a) {
     a.scale[at + 1] = fine;
     for (int e = 0; e < a.extra_count; ++e) {
       const QuantizeArgs::Extra& extra = a.extras[e];
+      if (extra.needs.sparse_group != 0) {
+        write_units(a, extra, b, scale, planes);
+        continue;
+      }
       const int groups = 32 / extra.needs.group;
       for (int g = 0; g < groups; ++g) {
         int32_t sums[2];
-        for (int p = 0; p < 2; ++p) sums[p] = groups == 1 ? planes[p].sums[0] + planes[p].sums[1] : planes[p].sums[g];
+        for (int p = 0; p < 2; ++p) sums[p] = sum_of(planes[p].sums, groups, g);
         if (extra.start != nullptr)
           for (int p = 0; p < 2; ++p) extra.start[(at + p) * groups + g] = -extra.needs.offset * sums[p];
         if (extra.sum != nullptr) {
@@ -115,15 +151,11 @@ void quantize(const QuantizeArgs& a) {
       a.scale[at] = scale;
       for (int e = 0; e < a.extra_count; ++e) {
         const QuantizeArgs::Extra& extra = a.extras[e];
-        if (extra.needs.group == 32) {
-          const int32_t sum = sums[0] + sums[1];
-          if (extra.start != nullptr) extra.start[at] = -extra.needs.offset * sum;
-          if (extra.sum != nullptr) extra.sum[at] = scale * float(sum);
-        } else {
-          for (int h = 0; h < 2; ++h) {
-            if (extra.start != nullptr) extra.start[2 * at + h] = -extra.needs.offset * sums[h];
-            if (extra.sum != nullptr) extra.sum[2 * at + h] = scale * float(sums[h]);
-          }
+        const int groups = 32 / extra.needs.group;
+        for (int g = 0; g < groups; ++g) {
+          const int32_t sum = sum_of(sums, groups, g);
+          if (extra.start != nullptr) extra.start[groups * at + g] = -extra.needs.offset * sum;
+          if (extra.sum != nullptr) extra.sum[groups * at + g] = scale * float(sum);
         }
       }
     }

@@ -3,7 +3,7 @@
 
 namespace lacuna::cpu::LACUNA_ISA {
 namespace {
-constexpr int kCapacity = 48;
+constexpr int kCapacity = 96;
 LinearKernel kernels[kCapacity];
 LinearTable table;
 }  // namespace
@@ -13,7 +13,8 @@ const LinearTable& linear_table() {
     table.kernels = kernels;
     table.quantize = &quantize;
     for (const KernelList& list :
-         {panel_kernels(), row_kernels(), float_kernels(), grouped_kernels(), decoded_kernels()})
+         {panel_kernels(), row_kernels(), float_kernels(), grouped_kernels(), group_panel_kernels(),
+          group_sparse_kernels(), group_value_kernels(), decoded_kernels()})
       for (int i = 0; i < list.count; ++i) kernels[table.count++] = list.kernels[i];
     return true;
   }();
