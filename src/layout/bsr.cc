@@ -31,10 +31,12 @@ void check_arrays(const Bsr& bsr) {
         "BSR: {} groups of {} need as many values, and a scale and a zero each; got {} values, {} scales, {} zeros",
         kept, bsr.group_size, bsr.values.size(), bsr.scale.size(), bsr.zero.size());
   const int64_t groups = groups_of_row(K, bsr.group_size);
+  for (int64_t n = 0; n < N; ++n)
+    if (const int64_t begin = bsr.row_index[size_t(n)], end = bsr.row_index[size_t(n) + 1];
+        begin > end || end > int64_t(kept))
+      throw Error("BSR: row {} has the groups {} to {} of {}; row_index must not descend", n, begin, end, kept);
   for (int64_t n = 0; n < N; ++n) {
     const int64_t begin = bsr.row_index[size_t(n)], end = bsr.row_index[size_t(n) + 1];
-    if (begin > end || end > int64_t(kept))
-      throw Error("BSR: row {} has the groups {} to {} of {}; row_index must not descend", n, begin, end, kept);
     for (int64_t j = begin; j < end; ++j) {
       const int64_t i = bsr.groups[size_t(j)], least = j == begin ? 0 : bsr.groups[size_t(j) - 1] + 1;
       if (i < least || i >= groups)

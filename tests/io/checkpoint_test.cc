@@ -175,7 +175,7 @@ TEST(Checkpoint, ManifestsMustMatchTheFile) {
   const std::string path = folder.file("x.gguf");
   const auto write = [&](std::string_view tensor, uint32_t type, std::string_view described) {
     const std::string manifest = fmt::format(
-        R"({{"version":1,"tensors":{{"{}":{{"layout":"gs4","N":4,"K":8,"nnz":32,"params":{{}},"sha256":"{}"}}}}}})",
+        R"({{"version":1,"tensors":{{"{}":{{"layout":"gs5","N":4,"K":8,"nnz":32,"params":{{}},"sha256":"{}"}}}}}})",
         described, std::string(64, '0'));
     test::write_bytes(path, test::Bytes()
                                 .gguf(1, 1)
@@ -188,7 +188,7 @@ TEST(Checkpoint, ManifestsMustMatchTheFile) {
                                 .text());
     return Checkpoint::open(path);
   };
-  EXPECT_ERROR(write("w", 24, "w"), "tensor w: unknown packed layout \"gs4\"; known are");
+  EXPECT_ERROR(write("w", 24, "w"), "tensor w: unknown packed layout \"gs5\"; known are");
   EXPECT_ERROR(write("w", 0, "w"), "describes it, but its type is F32, not I8");
   EXPECT_ERROR(write("w", 0, "v"), "describes tensor v, which the file lacks");
   EXPECT_ERROR(write("w", 24, "v"), "tensor w: type I8 is no weight");

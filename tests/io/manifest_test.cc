@@ -8,7 +8,7 @@ namespace {
 const std::string kSha(64, 'a');
 
 std::string entry(std::string_view extra = "", std::string_view sha = kSha) {
-  return fmt::format(R"({{"layout":"gs4","N":4,"K":32,"nnz":64,"params":{{"group_size":16}},"sha256":"{}"{}}})", sha,
+  return fmt::format(R"({{"layout":"gs5","N":4,"K":32,"nnz":64,"params":{{"group_size":16}},"sha256":"{}"{}}})", sha,
                      extra);
 }
 std::string manifest(std::string_view tensors, std::string_view rest = R"("version":1)") {
@@ -20,7 +20,7 @@ TEST(Manifest, ReadsAnEntry) {
   const Manifest m = parse(manifest("\"blk.0.attn_q.weight\":" + entry()));
   ASSERT_EQ(m.size(), 1u);
   const ManifestTensor& tensor = m.at("blk.0.attn_q.weight");
-  EXPECT_EQ(tensor.layout, "gs4");
+  EXPECT_EQ(tensor.layout, "gs5");
   EXPECT_EQ(tensor.shape, (layout::Shape{4, 32}));
   EXPECT_EQ(tensor.nnz, 64);
   EXPECT_EQ(tensor.params.at("group_size"), 16);
@@ -41,7 +41,7 @@ TEST(Manifest, RefusesEverythingElse) {
   EXPECT_ERROR(parse(manifest("\"w\":" + entry("", std::string(64, 'A')))), "64 lower-case hex digits");
   EXPECT_ERROR(parse(manifest("\"w\":" + entry() + ",\"w\":" + entry())), "occurs twice");
   const auto with = [](std::string_view N, std::string_view K, std::string_view nnz, std::string_view params) {
-    return manifest(fmt::format(R"("w":{{"layout":"gs4","N":{},"K":{},"nnz":{},"params":{},"sha256":"{}"}})", N, K, nnz,
+    return manifest(fmt::format(R"("w":{{"layout":"gs5","N":{},"K":{},"nnz":{},"params":{},"sha256":"{}"}})", N, K, nnz,
                                 params, kSha));
   };
   EXPECT_NO_THROW(parse(with("4", "32", "128", "{}")));
@@ -57,7 +57,7 @@ TEST(Manifest, RefusesEverythingElse) {
 
 TEST(Manifest, UnknownLayoutListsTheKnownOnes) {
   const Manifest m = parse(manifest("\"w\":" + entry()));
-  EXPECT_ERROR(packed_layout("w", m.at("w"), "x.gguf"), "x.gguf: tensor w: unknown packed layout \"gs4\"; known are");
+  EXPECT_ERROR(packed_layout("w", m.at("w"), "x.gguf"), "x.gguf: tensor w: unknown packed layout \"gs5\"; known are");
   ManifestTensor row_type = m.at("w");
   row_type.layout = "q4_K";  // a type that GGUF has itself is never packed
   EXPECT_ERROR(packed_layout("w", row_type, "x.gguf"), "unknown packed layout \"q4_K\"");
