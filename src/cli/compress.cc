@@ -121,6 +121,9 @@ int compress(const Options& options) {
   const bool own_grid = layout != nullptr && layout->family == layout::Family::two_of_four;
   const bool drops_groups = solver::method(options.method).usual == solver::Pattern::Kind::groups;
   wanted.pattern = parse_pattern(options);
+  if (drops_groups && wanted.pattern.kind != solver::Pattern::Kind::none &&
+      wanted.pattern.kind != solver::Pattern::Kind::groups)
+    throw Error("--method {} drops whole groups of inputs; leave --pattern out or give it groupG", options.method);
   if (drops_groups && options.pattern.empty() && options.group_size > 0) wanted.pattern.group = options.group_size;
   int64_t usual_group = own_grid ? layout->block_cols : solver::Grid().group_size;
   if (wanted.pattern.kind == solver::Pattern::Kind::groups) usual_group = wanted.pattern.group;

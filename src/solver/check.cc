@@ -85,8 +85,6 @@ void check_request(const Method& method, const Grid& grid, const Pattern& patter
   check_does(method, pattern.kind != Pattern::Kind::none, grid.bits != 0);
   if (grid.bits != 0 && (grid.bits < 1 || grid.bits > 8)) throw Error("{} bits: 1 to 8 can be stored", grid.bits);
   if (grid.group_size < 0) throw Error("group size {}: it must be at least 1, or 0 for whole rows", grid.group_size);
-  if (method.usual == Pattern::Kind::groups && pattern.kind != Pattern::Kind::none && pattern.kind != method.usual)
-    throw Error("method {} drops whole groups of inputs; leave --pattern out or give it groupG", method.name);
   check_pattern(pattern);
 }
 

@@ -12,6 +12,7 @@ at::Tensor gqsa_score(const Problem& problem) {
   const at::Tensor inverse = damped_inverse(C, problem.options.damping).diagonal();
   const at::Tensor importance = inverse.reciprocal().masked_fill(dead_inputs(C), 0);
   at::Tensor score = problem.W.abs() * importance;
+  if (problem.pattern.kind != Pattern::Kind::groups) return score;
   const int64_t K = score.size(1), group = std::min(problem.pattern.group, K), rest = K % group;
   if (rest > 0) score.narrow(1, K - rest, rest).mul_(std::sqrt(double(group) / double(rest)));
   return score;

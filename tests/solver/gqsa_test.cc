@@ -7,7 +7,6 @@
 #include <numeric>
 #include <vector>
 
-#include "core/error.h"
 #include "problems.h"
 #include "solver/project.h"
 
@@ -110,10 +109,19 @@ TEST(Gqsa, SurvivesZeroGroupsZeroRowsAndZeroMatrices) {
   }
 }
 
-TEST(Gqsa, DropsGroupsOnly) {
+TEST(Gqsa, RanksSingleWeightsUnderOtherPatterns) {
   Problem problem = test::random_problem(6, 48, 11);
   problem.pattern = test::row_pattern(0.5);
-  EXPECT_THROW(solve("gqsa", problem), Error);
+  const std::vector<double> saliency = mean_saliency(problem, 1);
+  const at::Tensor keep = solve("gqsa", problem).keep;
+  for (int64_t n = 0; n < 6; ++n) {
+    double least_kept = 1e300, most_dropped = 0;
+    for (int64_t k = 0; k < 48; ++k) {
+      const double s = saliency[size_t(n * 48 + k)];
+      keep[n][k].item<bool>() ? least_kept = std::min(least_kept, s) : most_dropped = std::max(most_dropped, s);
+    }
+    EXPECT_GE(least_kept, most_dropped);
+  }
 }
 
 }  // namespace
