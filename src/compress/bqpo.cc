@@ -8,17 +8,14 @@
 #include <cmath>
 #include <numeric>
 
+#include "compress/training.h"
 #include "core/error.h"
-#include "core/rng.h"
 #include "solver/project.h"
 
 namespace lacuna::compress {
 namespace {
 
 using Solutions = std::array<solver::Solution, model::kMatrices>;
-
-/// `exact` in value, with the gradient of `x`.
-at::Tensor straight_through(const at::Tensor& exact, const at::Tensor& x) { return x + (exact - x).detach(); }
 
 /// [windows, tokens, 1]: how much each token's error counts.
 at::Tensor weights_of(const at::Tensor& target, const TokenWeights& tokens) {
@@ -87,10 +84,6 @@ class Block {
   int64_t windows_;
   const Window &inputs_, &targets_;
 };
-
-void shuffle(std::vector<int64_t>& order, Rng& rng) {
-  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[size_t(rng.below(i))]);
-}
 
 }  // namespace
 

@@ -11,10 +11,10 @@
 #include <optional>
 #include <sstream>
 
+#include "compress/training.h"
 #include "core/error.h"
 #include "core/mapped_file.h"
 #include "core/progress.h"
-#include "core/rng.h"
 #include "io/atomic_file.h"
 #include "io/json.h"
 #include "solver/project.h"
@@ -24,8 +24,6 @@ namespace {
 
 using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
-
-at::Tensor straight_through(const at::Tensor& exact, const at::Tensor& x) { return x + (exact - x).detach(); }
 
 template <typename Save>
 void save_atomically(const std::string& path, const Save& save) {
@@ -152,7 +150,7 @@ std::vector<int64_t> order_of(int64_t epoch, int64_t windows, uint64_t seed) {
   std::vector<int64_t> order(static_cast<size_t>(windows));
   std::iota(order.begin(), order.end(), 0);
   Rng rng(seed * 1000003 + uint64_t(epoch));
-  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[size_t(rng.below(i))]);
+  shuffle(order, rng);
   return order;
 }
 

@@ -1,0 +1,21 @@
+// src/compress/training.h - what block and end-to-end optimisation (bqpo.h, e2e.h) share.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "core/rng.h"
+
+namespace lacuna::compress {
+
+/// `exact` in value, with the gradient of `x`.
+inline at::Tensor straight_through(const at::Tensor& exact, const at::Tensor& x) { return x + (exact - x).detach(); }
+
+inline void shuffle(std::vector<int64_t>& order, Rng& rng) {
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[size_t(rng.below(i))]);
+}
+
+}  // namespace lacuna::compress
