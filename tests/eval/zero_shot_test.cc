@@ -26,6 +26,7 @@ struct Model : test::LoadedModel {
   model::CpuEngine engine(int64_t capacity) const { return {*decoder, capacity, kernels::KvType::f32}; }
 };
 
+// Name its result: a loop over a part of a temporary reads freed memory (C++20 keeps the part alone).
 nlohmann::json expected() { return nlohmann::json::parse(test::read_text(test::fixture("zero_shot/expected.json"))); }
 
 std::vector<Question> fixture_questions(const nlohmann::json& run) {
@@ -37,7 +38,8 @@ std::vector<Question> fixture_questions(const nlohmann::json& run) {
 }
 
 TEST(ZeroShot, PromptsAreThoseOfTheHarness) {
-  for (const auto& run : expected()["runs"]) {
+  const nlohmann::json harness = expected();
+  for (const auto& run : harness["runs"]) {
     const std::vector<Question> questions = fixture_questions(run);
     ASSERT_EQ(questions.size(), run["questions"].size());
     for (size_t q = 0; q < questions.size(); ++q) {
@@ -55,7 +57,8 @@ TEST(ZeroShot, LikelihoodsAndFiguresAreThoseOfTheHarness) {
   for (const char* path : {"text_model", "text_model.gguf"}) {
     const Model model(test::fixture(path));
     ASSERT_TRUE(model.tokenizer.adds_bos());
-    for (const auto& run : expected()["runs"]) {
+    const nlohmann::json harness = expected();
+    for (const auto& run : harness["runs"]) {
       const Task task = task_named(run["task"].get<std::string>());
       const std::vector<Question> questions = fixture_questions(run);
       const int64_t ctx = run["max_length"];
@@ -116,7 +119,8 @@ TEST(ZeroShot, TextOfLlamaCppGivesTheSameQuestionsAsJson) {
 TEST(ZeroShot, LikelihoodsAreThoseOfWholeSequences) {
   // Without a shared cache: each choice from an empty session, token by token.
   const Model model(test::fixture("text_model"));
-  for (const auto& run : expected()["runs"]) {
+  const nlohmann::json harness = expected();
+  for (const auto& run : harness["runs"]) {
     const std::vector<Question> questions = fixture_questions(run);
     const TaskTokens tokens = tokenize(questions, model.tokenizer, run["max_length"], "f");
     model::CpuEngine engine = model.engine(256);
