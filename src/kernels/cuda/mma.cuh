@@ -1,5 +1,5 @@
 // src/kernels/cuda/mma.cuh - one-instruction wrappers of warp-wide matrix products and of what feeds them (PTX ISA:
-// mma.m16n8k16, ldmatrix, cp.async). For .cu files only.
+// mma.m16n8k16 and .m16n8k8, ldmatrix, cp.async). For .cu files only.
 #pragma once
 
 #include <cstddef>
@@ -62,6 +62,13 @@ __device__ __forceinline__ void multiply(float sums[4], const MmaA& a, const Mma
       "{%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
+}
+/// The first 8 columns of A and rows of B alone: r[0] and r[1], and r[0].
+__device__ __forceinline__ void multiply_half(float sums[4], const MmaA& a, const MmaB& b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a.r[0]), "r"(a.r[1]), "r"(b.r[0]));
 }
 
 }  // namespace lacuna::cuda

@@ -1,0 +1,95 @@
+// src/kernels/cuda/groups.h - y[N] = W[N,K] x[K] of one token with prepared group-sparse weights (groups_form.h). Plain
+// C++.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/gemv.h"
+#include "kernels/cuda/groups_form.h"
+#include "layout/layout.h"
+
+namespace lacuna::cuda {
+
+/// Prepared weights in device memory, see groups_form.h.
+struct Groups {
+  const std::byte* chunks = nullptr;  // aligned to 16 bytes
+  const uint32_t* start = nullptr;    // [panels + 1]
+  const float* bound = nullptr;       // [panels]
+  int64_t panels = 0, K = 0, group = 0;
+  int64_t count = 0;  // chunks
+};
+
+/// How chunks are shared out over blocks.
+enum class Split : uint8_t {
+  stream,  // stream-K: every block has as many chunks as every other, across the ends of panels
+  slice,   // slice-K: every panel has the same number of blocks, which share its chunks
+};
+enum class Product : uint8_t {
+  mma,  // tensor cores
+  fma,  // multiply-adds of single lanes: what mma is measured against
+};
+
+/// A kernel: blocks of `warps` warps, whose registers are counted for `resident` warps of a multiprocessor.
+struct GroupsPlan {
+  int warps = 8, resident = 16;
+  Split split = Split::stream;
+  Product product = Product::mma;
+  int blocks = 0;  // of the launch; slice: a multiple of the panels
+  bool operator==(const GroupsPlan&) const = default;
+};
+std::string describe(const GroupsPlan& plan);
+
+/// Activations as the kernel takes them.
+enum class InputBits : uint8_t {
+  half,  // rounded to f16 (11 bits)
+  int8,  // rounded to -127 to 127 times one scale for each group of inputs: W4A8
+};
+
+/// All pointers are of device memory.
+struct GroupsArgs {
+  Groups weights;
+  InputBits input_bits = InputBits::half;
+  const float* x = nullptr;      // [K], aligned to 16 bytes
+  const float* up = nullptr;     // [K]: the inputs are silu(x[k]) * up[k]; nullptr: they are x
+  float threshold = 0;           // > 0: inputs that are not active (kernels/active.h) are taken as zeros
+  const float* norms = nullptr;  // [K], of the threshold
+  /// [256 panels], aligned to 16 bytes. Without a workspace results are added to it. Outputs from a part's N to the
+  /// next multiple of 256 mean nothing.
+  float* y = nullptr;
+  /// Set to zeros on the way, for a launch after this one. A multiple of 4 floats, aligned to 16 bytes.
+  float* zero = nullptr;
+  int64_t zero_count = 0;
+  /// As Workspace says; partial: groups_partial_bytes(), arrived: [panels].
+  Workspace workspace;
+};
+
+/// What a tuner tries, `blocks` left open.
+std::span<const GroupsPlan> groups_plans(const layout::Layout& layout);
+/// `plan` with as many blocks as the device holds at once.
+GroupsPlan filled(const DeviceInfo& device, const Groups& weights, GroupsPlan plan);
+GroupsPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Groups& weights);
+/// Bytes of Workspace::partial for any plan of `blocks` blocks.
+int64_t groups_partial_bytes(const Groups& weights, int64_t blocks);
+
+/// The product. Inputs are rounded to f16 after a multiplication with a power of two that brings the largest of those
+/// that a block reads of a panel to [2^14, 2^15): each is off by 2^-11 of itself, or 2^-33 of that largest. Products
+/// and the sums of a group are f32. Sums over the groups of a row are integers, 2^30 for PreparedGroups::bound times
+/// 2^15: whatever the order in which they come, a block's sum is the same bits. Blocks' sums are f32, in the order of
+/// the inputs with a workspace, as they end without one. Where an input that a block reads for a panel, or a weight, is
+/// not finite, the panel's outputs are not a number. On compute capability 9.0 the launch may begin before the one
+/// before it in the stream has ended; it waits for it before it reads x or writes anything. Throws Error for a plan
+/// that no kernel has.
+void launch_groups(const Device& device, Stream& stream, const layout::Layout& layout, const GroupsPlan& plan,
+                   const GroupsArgs& args);
+
+/// scale: [256 panels]; largest: PreparedGroups::largest in device memory. Operand::scale of every output.
+void launch_group_scales(const Device& device, Stream& stream, int64_t outputs, const float* largest, float* scale);
+/// Outputs [first, first + to.rows) as an operand (gemm.h), each value rounded to f16 once. first: a multiple of 256.
+void launch_gemm_weights(const Device& device, Stream& stream, const layout::Layout& layout, const Groups& weights,
+                         int64_t first, const Operand& to);
+
+}  // namespace lacuna::cuda

@@ -1,0 +1,42 @@
+// src/kernels/cuda/groups_plan.cc - what can be said of plans in every build.
+#include <algorithm>
+
+#include "core/error.h"
+#include "kernels/cuda/groups.h"
+
+namespace lacuna::cuda {
+
+std::string describe(const GroupsPlan& plan) {
+  return fmt::format("{}, {} blocks, {} warps, {} resident{}", plan.split == Split::stream ? "stream-K" : "slice-K",
+                     plan.blocks, plan.warps, plan.resident, plan.product == Product::mma ? "" : ", multiply-adds");
+}
+
+std::span<const GroupsPlan> groups_plans(const layout::Layout& layout) {
+  // Codes of 8 bits and values need more registers.
+  static constexpr GroupsPlan kNarrow[] = {{8, 24, Split::stream, Product::mma, 0},
+                                           {24, 24, Split::stream, Product::mma, 0},
+                                           {8, 16, Split::stream, Product::mma, 0}};
+  static constexpr GroupsPlan kWide[] = {{8, 16, Split::stream, Product::mma, 0},
+                                         {16, 16, Split::stream, Product::mma, 0}};
+  if (layout.bits > 4) return kWide;
+  return kNarrow;
+}
+
+GroupsPlan filled(const DeviceInfo& device, const Groups& weights, GroupsPlan plan) {
+  const int64_t room = int64_t{device.multiprocessors} * plan.resident / plan.warps;
+  if (plan.split == Split::stream)
+    plan.blocks = int(std::clamp<int64_t>(weights.count, 1, room));
+  else
+    plan.blocks = int(std::max<int64_t>(1, room / std::max<int64_t>(1, weights.panels)) * weights.panels);
+  return plan;
+}
+
+GroupsPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Groups& weights) {
+  return filled(device, weights, groups_plans(layout)[0]);
+}
+
+int64_t groups_partial_bytes(const Groups& weights, int64_t blocks) {
+  return (blocks + weights.panels) * kPanelRows * int64_t(sizeof(float));
+}
+
+}  // namespace lacuna::cuda
