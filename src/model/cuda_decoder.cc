@@ -17,6 +17,7 @@
 #include "core/progress.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemv.h"
+#include "kernels/cuda/groups.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/prepared.h"
 #include "kernels/cuda/rows.h"
@@ -36,6 +37,8 @@ int64_t prepared_bytes(std::span<const WeightView> parts) {
     if (part.layout->zigzag) {
       const cuda::ColumnForm& form = cuda::column_form(*part.layout);
       bytes += padded(part.shape.N) * part.shape.K / 256 * (form.code_bytes + form.header_bytes);
+    } else if (cuda::is_group_layout(*part.layout)) {
+      bytes += cuda::most_group_bytes(part);
     } else {
       bytes += part.shape.N * cuda::row_places(*part.layout, part.shape.K).row_bytes;
     }
@@ -93,6 +96,14 @@ struct ZigzagRun {
   int64_t at = 0;  // of its results in the group's
 };
 
+/// Parts of a group that follow each other in one group-sparse layout, with one group size: one launch.
+struct KeptRun {
+  const layout::Layout* layout = nullptr;
+  cuda::Groups groups;
+  cuda::GroupsPlan plan;
+  int64_t at = 0;
+};
+
 /// A part of a group in a row layout.
 struct RowPart {
   cuda::Rows weights;
@@ -101,9 +112,10 @@ struct RowPart {
 };
 
 /// Weights that read one input. Their results lie one after the other, each part padded to 256. Zigzag runs are
-/// launched first, then all row parts together.
+/// launched first, then group-sparse ones, then all row parts together.
 struct Group {
   std::vector<ZigzagRun> runs;
+  std::vector<KeptRun> kept;
   std::vector<RowPart> rows;
   std::vector<int64_t> at;  // of each part's results
   int64_t outputs = 0;      // padded
@@ -113,20 +125,24 @@ struct Group {
   float* scale = nullptr;        // of the outputs as an operand, [outputs]
   const float* norms = nullptr;  // wina: of the input, [K]
 
-  int64_t K() const { return runs.empty() ? rows.front().weights.K : runs.front().columns.K; }
-  /// No part is in a row layout.
-  bool all_zigzag() const { return rows.empty(); }
+  int64_t K() const {
+    if (!runs.empty()) return runs.front().columns.K;
+    return kept.empty() ? rows.front().weights.K : kept.front().groups.K;
+  }
+  /// Launches add to the results of a part at least; of all parts: they can take the gate on the way.
+  bool adds() const { return !runs.empty() || !kept.empty(); }
+  bool only_adds() const { return rows.empty(); }
   /// False: a plan says dense, which then holds for the whole group, so that an input is left out of all or of none.
   bool skips() const {
     return std::ranges::all_of(runs, [](const ZigzagRun& run) { return run.sparse.skips; });
   }
-  /// What an earlier launch writes: zigzag launches add to their results.
-  cuda::Preset to_preset(float* y) const { return runs.empty() ? cuda::Preset{} : cuda::Preset{y, outputs, start}; }
+  /// What an earlier launch writes.
+  cuda::Preset to_preset(float* y) const { return adds() ? cuda::Preset{y, outputs, start} : cuda::Preset{}; }
 };
 
-/// What the launches of a group with a zigzag run do beside their products.
+/// What the launches of a group that adds() do beside their products.
 struct Fused {
-  const float* up = nullptr;  // GemvArgs::up; all_zigzag() groups only
+  const float* up = nullptr;  // GemvArgs::up; only_adds() groups only
   cuda::Preset clear;         // zeros only, nothing of this group's results; the first run's launch does it
 };
 
@@ -213,6 +229,8 @@ struct CudaDecoder::Impl {
                          ThreadPool& pool);
   Group make_group(std::span<const WeightView> parts, ThreadPool& pool);
   ZigzagRun upload_run(std::span<const WeightView> parts, int64_t at, ThreadPool& pool);
+  /// scale: Group::scale, whose part for these outputs is filled.
+  KeptRun upload_kept(std::span<const WeightView> parts, int64_t at, cuda::Buffer& scale, ThreadPool& pool);
   /// The largest work space of a product in a fixed order: partial sums, and superblock rows.
   std::pair<int64_t, int64_t> fixed_order_space() const;
   void take_workspace(const CudaDecoderOptions& options);
@@ -293,11 +311,17 @@ Group CudaDecoder::Impl::make_group(std::span<const WeightView> parts, ThreadPoo
   scale.fill(0);
   group.scale = scale.as<float>();
   for (size_t first = 0, end; first < parts.size(); first = end) {
-    for (end = first + 1; end < parts.size() && parts[end].layout == parts[first].layout;) ++end;
+    for (end = first + 1; end < parts.size() && parts[end].layout == parts[first].layout &&
+                          parts[end].params.group_size == parts[first].params.group_size;)
+      ++end;
     if (parts[first].layout->zigzag) {
       group.runs.push_back(upload_run(parts.subspan(first, end - first), group.at[first], pool));
       const ZigzagRun& run = group.runs.back();
       cuda::launch_weight_scales(device, stream, *run.layout, run.columns, group.scale + run.at);
+      continue;
+    }
+    if (cuda::is_group_layout(*parts[first].layout)) {
+      group.kept.push_back(upload_kept(parts.subspan(first, end - first), group.at[first], scale, pool));
       continue;
     }
     for (size_t i = first; i < end; ++i) {
@@ -322,6 +346,29 @@ ZigzagRun CudaDecoder::Impl::upload_run(std::span<const WeightView> parts, int64
   return run;
 }
 
+KeptRun CudaDecoder::Impl::upload_kept(std::span<const WeightView> parts, int64_t at, cuda::Buffer& scale,
+                                       ThreadPool& pool) {
+  const cuda::PreparedGroups prepared = cuda::prepare_groups(parts, pool);
+  const auto starts = std::as_bytes(std::span(prepared.start)), bounds = std::as_bytes(std::span(prepared.bound));
+  const auto aligned = [](size_t bytes) { return int64_t(bytes + 15) / 16 * 16; };
+  const int64_t bounds_at = aligned(prepared.chunks.size()), starts_at = bounds_at + aligned(bounds.size());
+  cuda::Buffer& buffer = buffers.emplace_back(take(starts_at + aligned(starts.size()), "weights"));
+  buffer.upload(prepared.chunks.bytes());
+  buffer.upload(bounds, bounds_at);
+  buffer.upload(starts, starts_at);
+  scale.upload(std::as_bytes(std::span(prepared.scale)), at * int64_t(sizeof(float)));
+  KeptRun run = {prepared.layout, {}, {}, at};
+  run.groups = {buffer.data(),
+                reinterpret_cast<const uint32_t*>(buffer.data() + starts_at),
+                reinterpret_cast<const float*>(buffer.data() + bounds_at),
+                prepared.panels,
+                prepared.K,
+                prepared.group,
+                prepared.start.back()};
+  run.plan = cuda::default_plan(device.info(), *run.layout, run.groups);
+  return run;
+}
+
 cuda::GemvPlan CudaDecoder::Impl::choose_plan(const ZigzagRun& run, int left_out) const {
   if (const cuda::GemvPlan* plan = plans.find({run.layout->id, run.columns.rows, run.columns.K, left_out}))
     return *plan;
@@ -336,6 +383,12 @@ std::pair<int64_t, int64_t> CudaDecoder::Impl::fixed_order_space() const {
       for (const ZigzagRun& run : group->runs) {
         rows = std::max(rows, run.columns.rows);
         sums = std::max(sums, run.columns.rows * 256 * std::max(run.dense.segments, run.sparse.segments));
+      }
+  for (const Layer& layer : layers)
+    for (const Group* group : layer.readers())
+      for (const KeptRun& run : group->kept) {
+        rows = std::max(rows, run.groups.panels);
+        sums = std::max(sums, cuda::groups_partial_bytes(run.groups, run.plan.blocks) / int64_t(sizeof(float)));
       }
   return {sums, rows};
 }
@@ -451,6 +504,21 @@ void CudaDecoder::Impl::run(const Group& group, int64_t layer, Input input, cons
     cuda::launch_gemv(device, stream, *run.layout, sparse ? run.sparse : run.dense, args);
     clear = {};
   }
+  for (const KeptRun& run : group.kept) {
+    cuda::GroupsArgs args;
+    args.weights = run.groups;
+    args.x = in;
+    args.up = fused.up;
+    args.threshold = threshold;
+    args.norms = group.norms;
+    args.y = y + run.at;
+    args.zero = clear.data;
+    args.zero_count = clear.count;
+    if (arrived.bytes() > 0)
+      args.workspace = {partial.as<float>(), arrived.as<uint32_t>(), group.start ? group.start + run.at : nullptr};
+    cuda::launch_groups(device, stream, *run.layout, run.plan, args);
+    clear = {};
+  }
   if (group.rows.empty()) return;
   std::array<cuda::RowsPart, 4> parts;
   for (size_t i = 0; i < group.rows.size(); ++i)
@@ -525,8 +593,8 @@ void CudaDecoder::Impl::record(bool sparse) {
     norm.bias = layer.ffn_norm_bias;
     norm.preset = layer.up.to_preset(up_y);
     cuda::launch_norm(device, stream, norm);
-    // The gate is taken where it is read: by the product with zigzag weights. Counts need its result apart.
-    const bool gated_there = c.mlp == Mlp::swiglu && !layer.up.runs.empty() && layer.down.all_zigzag() &&
+    // The gate is taken where it is read: by products that add. Counts need its result apart.
+    const bool gated_there = c.mlp == Mlp::swiglu && layer.up.adds() && layer.down.only_adds() &&
                              layer.down.start == nullptr && counts.bytes() == 0;
     if (gated_there) {
       run(layer.up, index, Input::ffn_in, h, threshold(index, Input::ffn_in), up_y,
@@ -652,6 +720,10 @@ cuda::Operand CudaDecoder::Impl::make_weights(cuda::Stream& on, const Group& gro
   for (const ZigzagRun& run : group.runs) {
     const auto [begin, part] = share(run.at, run.columns.rows * 256);
     if (part.rows > 0) cuda::launch_gemm_weights(device, on, *run.layout, run.columns, begin, part);
+  }
+  for (const KeptRun& run : group.kept) {
+    const auto [begin, part] = share(run.at, run.groups.panels * cuda::kPanelRows);
+    if (part.rows > 0) cuda::launch_gemm_weights(device, on, *run.layout, run.groups, begin, part);
   }
   for (const RowPart& row : group.rows) {
     const auto [begin, part] = share(row.at, row.weights.N);
@@ -805,7 +877,7 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
 
   // Before anything is uploaded: does it run, does it fit?
   for (const WeightView* table : {&embedding, &std::as_const(output)})
-    if (table->layout->zigzag)
+    if (table->layout->zigzag || cuda::is_group_layout(*table->layout))
       throw Error("--device cuda: {}: is {}; embedding and head must be in a row layout", table->name,
                   table->layout->name);
   const bool embeds = d.cpu_layers == 0 && !tied;
@@ -903,6 +975,9 @@ std::string CudaDecoder::explain() const {
                          d.sparsity ? fmt::format(", at {}% {}{}", d.percent(), run.sparse.skips ? "sparse " : "",
                                                   cuda::describe(run.sparse))
                                     : "");
+    for (const KeptRun& run : group.kept)
+      how += fmt::format("{}{} with groups of {}, {}", how.empty() ? "" : "; then ", run.layout->name, run.groups.group,
+                         cuda::describe(run.plan));
     std::string rows;
     for (const RowPart& part : group.rows)
       rows += fmt::format("{}{}", rows.empty() ? "" : ", ", part.weights.layout->name);
@@ -1020,8 +1095,9 @@ void CudaDecoder::set_sparsity(std::optional<SparsityOptions> options) {
   if (by_norms)
     for (const Layer& layer : d.layers)
       for (const Group* group : layer.readers())
-        if (!group->all_zigzag())
-          throw Error("--device cuda: thresholds by wina need zigzag weights; use --criterion magnitude");
+        if (!group->only_adds())
+          throw Error(
+              "--device cuda: thresholds by wina need zigzag or group-sparse weights; use --criterion magnitude");
   std::deque<cuda::Buffer> norms;  // [layers on the device][kInputs]
   if (by_norms)
     for (size_t l = size_t(d.cpu_layers); l < options->thresholds.norms.size(); ++l)

@@ -5,6 +5,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemv.h"
+#include "kernels/cuda/groups.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/rows.h"
 

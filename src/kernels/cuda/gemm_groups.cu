@@ -28,13 +28,6 @@ Write write_of(int64_t group) {
 
 }  // namespace
 
-void launch_group_scales(const Device& device, Stream& stream, int64_t outputs, const float* largest, float* scale) {
-  if (outputs <= 0) return;
-  constexpr int kThreads = 256;
-  launch_kernel(device, stream, find_group_scales, {dim3(unsigned((outputs + kThreads - 1) / kThreads)), kThreads},
-                outputs, largest, scale);
-}
-
 void launch_gemm_weights(const Device& device, Stream& stream, const layout::Layout& layout, const Groups& weights,
                          int64_t first, const Operand& to) {
   if (!is_group_layout(layout)) throw Error("--device cuda: {} has no groups that are kept whole", layout.name);

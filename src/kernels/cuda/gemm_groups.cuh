@@ -18,13 +18,6 @@ struct GemmGroups {
   int64_t quads;  // 16 bytes, of the operand
 };
 
-__global__ void __launch_bounds__(256) find_group_scales(int64_t outputs, const float* largest, float* scale) {
-  launch_dependents();
-  wait_for_predecessors();
-  const int64_t n = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (n < outputs) scale[n] = scale_of(__float_as_uint(largest[n]) & 0x7fffffffu);
-}
-
 __global__ void __launch_bounds__(512) clear_operand(const __grid_constant__ GemmGroups p) {
   launch_dependents();
   wait_for_predecessors();

@@ -31,7 +31,7 @@ void launch_groups(const Device& device, Stream& stream, const layout::Layout& l
   const GroupForm form(layout.bits, int(w.group));
   const auto kernels = kernels_of(form.width);
   const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const GroupsKernel& k) {
-    return k.group == form.group && k.plan.product == plan.product && k.plan.warps == plan.warps &&
+    return k.group == form.group && k.plan.math == plan.math && k.plan.warps == plan.warps &&
            k.plan.resident == plan.resident;
   });
   if (kernel == kernels.end())

@@ -332,12 +332,12 @@ __device__ __forceinline__ Segment chunks_of_block(const GroupsParams& p) {
   return {panel, begin, end};
 }
 
-template <int kBits, int kGroup, Product kProduct, int kWarps, int kResident>
+template <int kBits, int kGroup, Math kMath, int kWarps, int kResident>
 __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
     multiply_groups(const __grid_constant__ GroupsParams p) {
   using Chunk = GroupChunk<kBits, kGroup>;
   constexpr GroupForm kForm = Chunk::kForm;
-  constexpr bool kMma = kProduct == Product::mma;
+  constexpr bool kMma = kMath == Math::mma;
   extern __shared__ uint4 staged[];
   __shared__ __align__(16) int32_t sums[kPanelRows];
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, t = lane % 4;
@@ -490,12 +490,12 @@ std::span<const GroupsKernel> groups_kernels_4();
 std::span<const GroupsKernel> groups_kernels_8();
 std::span<const GroupsKernel> groups_kernels_16();
 
-template <int kBits, int kGroup, Product kProduct, int kWarps, int kResident>
+template <int kBits, int kGroup, Math kMath, int kWarps, int kResident>
 constexpr GroupsKernel groups_kernel() {
   return {kBits,
           kGroup,
-          {kWarps, kResident, Split::stream, kProduct, 0},
-          multiply_groups<kBits, kGroup, kProduct, kWarps, kResident>};
+          {kWarps, kResident, Split::stream, kMath, 0},
+          multiply_groups<kBits, kGroup, kMath, kWarps, kResident>};
 }
 
 }  // namespace lacuna::cuda

@@ -28,7 +28,7 @@ enum class Split : uint8_t {
   stream,  // stream-K: every block has as many chunks as every other, across the ends of panels
   slice,   // slice-K: every panel has the same number of blocks, which share its chunks
 };
-enum class Product : uint8_t {
+enum class Math : uint8_t {
   mma,  // tensor cores
   fma,  // multiply-adds of single lanes: what mma is measured against
 };
@@ -37,7 +37,7 @@ enum class Product : uint8_t {
 struct GroupsPlan {
   int warps = 8, resident = 16;
   Split split = Split::stream;
-  Product product = Product::mma;
+  Math math = Math::mma;
   int blocks = 0;  // of the launch; slice: a multiple of the panels
   bool operator==(const GroupsPlan&) const = default;
 };
@@ -86,9 +86,8 @@ int64_t groups_partial_bytes(const Groups& weights, int64_t blocks);
 void launch_groups(const Device& device, Stream& stream, const layout::Layout& layout, const GroupsPlan& plan,
                    const GroupsArgs& args);
 
-/// scale: [256 panels]; largest: PreparedGroups::largest in device memory. Operand::scale of every output.
-void launch_group_scales(const Device& device, Stream& stream, int64_t outputs, const float* largest, float* scale);
-/// Outputs [first, first + to.rows) as an operand (gemm.h), each value rounded to f16 once. first: a multiple of 256.
+/// Outputs [first, first + to.rows) as an operand (gemm.h), each value rounded to f16 once. to.scale, of output
+/// `first`, is read: PreparedGroups::scale. first: a multiple of 256.
 void launch_gemm_weights(const Device& device, Stream& stream, const layout::Layout& layout, const Groups& weights,
                          int64_t first, const Operand& to);
 

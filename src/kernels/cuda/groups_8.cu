@@ -5,11 +5,11 @@ namespace lacuna::cuda {
 
 std::span<const GroupsKernel> groups_kernels_8() {
   static const GroupsKernel kKernels[] = {
-      groups_kernel<8, 8, Product::mma, 8, 16>(),   groups_kernel<8, 8, Product::mma, 16, 16>(),
-      groups_kernel<8, 16, Product::mma, 8, 16>(),  groups_kernel<8, 16, Product::mma, 16, 16>(),
-      groups_kernel<8, 32, Product::mma, 8, 16>(),  groups_kernel<8, 32, Product::mma, 16, 16>(),
-      groups_kernel<8, 64, Product::mma, 8, 16>(),  groups_kernel<8, 64, Product::mma, 16, 16>(),
-      groups_kernel<8, 128, Product::mma, 8, 16>(), groups_kernel<8, 128, Product::mma, 16, 16>(),
+      groups_kernel<8, 8, Math::mma, 8, 16>(),   groups_kernel<8, 8, Math::mma, 16, 16>(),
+      groups_kernel<8, 16, Math::mma, 8, 16>(),  groups_kernel<8, 16, Math::mma, 16, 16>(),
+      groups_kernel<8, 32, Math::mma, 8, 16>(),  groups_kernel<8, 32, Math::mma, 16, 16>(),
+      groups_kernel<8, 64, Math::mma, 8, 16>(),  groups_kernel<8, 64, Math::mma, 16, 16>(),
+      groups_kernel<8, 128, Math::mma, 8, 16>(), groups_kernel<8, 128, Math::mma, 16, 16>(),
   };
   return kKernels;
 }

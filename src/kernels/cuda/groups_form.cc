@@ -138,8 +138,14 @@ void write_panel(const Part& part, const GroupForm& form, const std::vector<std:
       [&](int64_t tile, const Tile& of) { chunk_of(tile).put_places(int(tile % kChunkTiles), of); });
 }
 
+/// The power of two that brings `largest` to [2^14, 2^15): as the kernels choose it of other layouts.
+float operand_scale(float largest) {
+  if (!std::isfinite(largest) || largest == 0) return 1;
+  return std::ldexp(1.0f, std::max(std::ilogb(largest), -100) - 14);
+}
+
 /// What the weights of a panel's rows come to.
-void measure_panel(const Part& part, int64_t panel, float* largest, float& bound) {
+void measure_panel(const Part& part, int64_t panel, float* scale, float& bound) {
   const auto [N, K] = part.view.shape;
   const int64_t first = panel * kPanelRows, rows = std::min<int64_t>(kPanelRows, N - first);
   std::vector<float> w(static_cast<size_t>(K));
@@ -152,7 +158,7 @@ void measure_panel(const Part& part, int64_t panel, float* largest, float& bound
       sum += std::fabs(double(v));
       if (!(std::fabs(v) <= top)) top = std::fabs(v);
     }
-    largest[r] = top;
+    scale[r] = operand_scale(top);
     if (!(sum <= most)) most = sum;
   }
   bound = std::nextafter(float(most), INFINITY);
@@ -203,10 +209,10 @@ PreparedGroups prepare_groups(std::span<const kernels::WeightView> parts, Thread
   };
   std::vector<int64_t> count(size_t(out.panels));
   out.bound.resize(count.size());
-  out.largest.resize(size_t(out.panels * kPanelRows));
+  out.scale.assign(size_t(out.panels * kPanelRows), 1);
   each_panel([&](const Part& part, int64_t panel, int64_t at) {
     count[size_t(at)] = chunk_count(slots_of(part, panel));
-    measure_panel(part, panel, &out.largest[size_t(at * kPanelRows)], out.bound[size_t(at)]);
+    measure_panel(part, panel, &out.scale[size_t(at * kPanelRows)], out.bound[size_t(at)]);
   });
   int64_t chunks = 0;
   out.start.push_back(0);

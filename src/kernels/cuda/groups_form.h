@@ -72,7 +72,7 @@ struct PreparedGroups {
   std::vector<uint32_t> start;  // [panels + 1]: chunks before each panel
   /// [panels]: at least sum_k |w| of each row of the panel, where every |scale (code - zero)| is finite.
   std::vector<float> bound;
-  std::vector<float> largest;         // [panels * 256]: magnitude of each row
+  std::vector<float> scale;           // [panels * 256]: Operand::scale (gemm.h) of each row
   std::vector<int64_t> first_output;  // of each part, a multiple of 256
 
   int64_t bytes() const { return int64_t(chunks.size() + 4 * (start.size() + bound.size())); }
