@@ -43,7 +43,7 @@ struct Options : Common {
   std::vector<std::string> parts;
   std::string svg;
   GpuFlags gpu;
-  bool tune = false;
+  bool tune = false, uneven_rows = false;
 };
 
 /// A file with random weights.
@@ -206,6 +206,8 @@ std::string name_of_model(const std::string& path) {
 
 int bench_on_cuda(const Options& options) {
   refuse_flags_of_the_cpu(options);
+  if (options.uneven_rows && !asked(options, "linear"))
+    throw Error("--uneven-rows is of the linear layers' random weights; ask for --what linear");
   CudaBenchRequest request{.common = options,
                            .path = options.model,
                            .synthetic = options.synthetic,
@@ -220,6 +222,11 @@ int bench_on_cuda(const Options& options) {
                            .gen = options.gen,
                            .contexts = options.contexts,
                            .seed = options.seed,
+                           .params = options.synthetic.empty()
+                                         ? layout::Params{}
+                                         : options.weights.params(layout_named("--layout", options.layout)),
+                           .weight_sparsity = options.weights.sparsity,
+                           .uneven_rows = options.uneven_rows,
                            .explain = options.explain,
                            .profile = options.profile,
                            .tune = options.tune,
@@ -237,6 +244,7 @@ int bench_on_cuda(const Options& options) {
 
 int bench(const Options& options) {
   if (options.device == "cuda") return bench_on_cuda(options);
+  if (options.uneven_rows) throw Error("--uneven-rows is of --device cuda");
   if (options.tune) throw Error("--tune is of --device cuda; on the CPU `lacuna tune MODEL` makes a profile");
   check_common(options);
   if (options.sparsity.sparse() && (asked(options, "prefill") || options.tokens > 1))
@@ -407,6 +415,12 @@ Action add_bench(CLI::App& program) {
           "temporary files")
       ->needs(synthetic)
       ->type_name("DIR")
+      ->group("Random weights");
+  command
+      ->add_flag("--uneven-rows", options->uneven_rows,
+                 "cuda, linear, gs layouts: quarters of a matrix's outputs drop 0.4, 1.2, 1.6 and 0.8 times "
+                 "--weight-sparsity")
+      ->needs(synthetic)
       ->group("Random weights");
   command
       ->add_flag("--tune", options->tune,

@@ -63,6 +63,11 @@ void print_rows(const CudaBenchRequest& request, const eval::CudaLinearResult& r
                 {"driver", result.device.driver},
                 {"deterministic", request.profile.deterministic},
                 {"plans", result.plans[i]}};
+    if (row.weight_sparsity) {
+      out["weight_sparsity"] = *row.weight_sparsity;
+      out["group_size"] = request.params.group_size;
+      out["uneven_rows"] = request.uneven_rows;
+    }
     if (row.tflops) out["tflops"] = *row.tflops;
     if (i < result.shares.size() && result.shares[i])
       out["shares"] = {{"linear_ms", result.shares[i]->linear},
@@ -162,6 +167,9 @@ int run_cuda_bench(const CudaBenchRequest& request) {
                                  {.layout = layout_named("--layout", request.layout),
                                   .n_layers = request.n_layers,
                                   .act_sparsity = request.sparsity.act_sparsity,
+                                  .weight_sparsity = request.weight_sparsity,
+                                  .group_size = request.params.group_size,
+                                  .uneven_rows = request.uneven_rows,
                                   .runs = request.runs,
                                   .seed = request.seed,
                                   .deterministic = request.profile.deterministic,

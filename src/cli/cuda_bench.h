@@ -8,6 +8,7 @@
 #include "cli/command.h"
 #include "cli/profile.h"
 #include "cli/sparsity.h"
+#include "layout/layout.h"
 
 namespace lacuna::cli {
 
@@ -24,6 +25,9 @@ struct CudaBenchRequest {
   int64_t gen = 128;              // tokens decoded
   std::vector<int64_t> contexts;  // after so many
   uint64_t seed = 0;
+  layout::Params params;  // of linear layers' random weights
+  double weight_sparsity = 0;
+  bool uneven_rows = false;
   bool explain = false;
   ProfileFlags profile;
   bool tune = false;  // decoding: find plans first
@@ -32,7 +36,7 @@ struct CudaBenchRequest {
 
 /// Throws Error for what the CUDA backend cannot do.
 void check_cuda_bench(const CudaBenchRequest& request);
-/// Prints the rows of results: of the linear layers one a way of finding the active inputs.
+/// Prints the rows of results: of the linear layers one a way of finding the active inputs, or of sharing out groups.
 int run_cuda_bench(const CudaBenchRequest& request);
 
 }  // namespace lacuna::cli

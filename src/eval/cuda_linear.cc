@@ -13,7 +13,9 @@
 #include "core/rng.h"
 #include "kernels/cuda/active.h"
 #include "kernels/cuda/gemv.h"
+#include "kernels/cuda/groups.h"
 #include "kernels/cuda/prepared.h"
+#include "kernels/cuda/rows.h"
 #include "model/synth.h"
 
 namespace lacuna::eval {
@@ -22,32 +24,59 @@ namespace {
 using cuda::Columns;
 using cuda::GemvArgs;
 using cuda::GemvPlan;
+using cuda::Groups;
+using cuda::GroupsArgs;
+using cuda::GroupsPlan;
 using cuda::Inputs;
+using layout::Family;
 
 // Factors are rounded to f16 twice, sums of eight products are f16's: each a relative error of at most 2^-11, spread
 // evenly, of terms that do not all have one sign. A wrong kernel makes it about 1.
 constexpr double kTolerance = 0.003;
+/// Of inputs rounded to 8 bits: half a step of 127 of each group's largest, evenly spread, of normal inputs.
+constexpr double kInt8Tolerance = 0.012;
 constexpr int64_t kAlign = 256;
-constexpr std::string_view kListsReady = ", lists ready", kListKernels = ", list kernels";
+constexpr std::string_view kListsReady = ", lists ready", kListKernels = ", list kernels", kStream = ", stream-K",
+                           kSlice = ", slice-K", kEightBits = ", 8-bit inputs", kMultiplyAdds = ", multiply-adds";
+/// Blocks of a multiprocessor that any plan has.
+constexpr int64_t kMostBlocks = 8;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-/// What a row of results times.
-enum class Mode { dense, collects, list, list_kernel };
+/// What a row of results times: zigzag and row layouts; then group-sparse ones.
+enum class Mode { dense, collects, list, list_kernel, stream, slice, fma, int8 };
+bool is_of_groups(Mode mode) { return mode >= Mode::stream; }
+
+/// How a kind is launched.
+struct Choice {
+  GemvPlan columns;
+  GroupsPlan groups;
+  bool operator==(const Choice&) const = default;
+};
 
 /// Weights that read one input: one kind, the same values in every layer.
 struct Kind {
   std::string name;
-  cuda::PreparedGroup prepared;
+  cuda::PreparedGroup columns;        // zigzag
+  cuda::PreparedGroups groups;        // group-sparse
+  std::vector<HugeBuffer> rows;       // of each part, else
+  std::vector<int64_t> rows_at;       // bytes into the layer's weights
+  std::vector<int64_t> first_output;  // of each part
+  int64_t outputs = 0, K = 0;         // outputs: padded
   std::vector<layout::Shape> shapes;
+  std::vector<layout::Params> params;
   std::vector<float> x;
   float threshold = 0;
   std::vector<int32_t> active;
   std::vector<std::vector<float>> expected;  // of each part
   // Bytes into a layer's weights, into the inputs and into a layer's outputs.
-  int64_t codes_at = 0, headers_at = 0, x_at = 0, list_at = 0, count_at = 0, y_at = 0;
+  int64_t codes_at = 0, headers_at = 0, start_at = 0, bound_at = 0, x_at = 0, list_at = 0, count_at = 0, y_at = 0;
+};
 
-  int64_t outputs() const { return prepared.rows * 256; }  // padded
+/// Outputs of a matrix that are drawn together, and the share of their groups that is dropped.
+struct Band {
+  int64_t N;
+  double sparsity;
 };
 
 class Bench {
@@ -60,11 +89,16 @@ class Bench {
   void upload();
   BenchRow time(Mode mode, std::string& plans);
   /// All launches of a token. keep_first: the last one leaves the first one's outputs alone.
-  void launch(Mode mode, const std::vector<GemvPlan>& choices, bool keep_first);
-  double check(Mode mode, const std::vector<GemvPlan>& choices);
-  double measure(Mode mode, const std::vector<GemvPlan>& choices, int runs);
-  std::vector<GemvPlan> tune(Mode mode);
+  void launch(Mode mode, const std::vector<Choice>& choices, bool keep_first);
+  double check(Mode mode, const std::vector<Choice>& choices);
+  double measure(Mode mode, const std::vector<Choice>& choices, int runs);
+  std::vector<Choice> tune(Mode mode);
+  std::vector<Choice> choices_for(Mode mode, size_t kind, const Choice& now) const;
+  std::vector<Mode> modes() const;
+  std::vector<Band> bands(int64_t N) const;
+  void prepare(Kind& kind, std::span<const kernels::WeightView> views, ThreadPool& pool);
   Columns columns(int64_t layer, size_t kind) const;
+  Groups groups(int64_t layer, size_t kind) const;
   float* outputs(int64_t layer, size_t kind) const {
     return reinterpret_cast<float*>(y_.data() + layer * layer_y_ + kinds_[kind].y_at);
   }
@@ -77,17 +111,61 @@ class Bench {
   std::optional<cuda::Device> device_;
   cuda::Buffer weights_, inputs_, y_, partial_, arrived_;
   std::unique_ptr<cuda::Stream> stream_;
-  std::vector<GemvPlan> list_plans_;
+  std::vector<Choice> list_plans_;
 };
 
 Bench::Bench(const model::ModelShape& shape, ThreadPool& pool, const CudaLinearOptions& options)
     : options_(options),
       layout_(layout::get(options.layout)),
       n_layers_(options.n_layers > 0 ? options.n_layers : shape.n_layers) {
-  cuda::column_form(layout_);  // what no kernel reads is refused first
+  // What no kernel reads is refused first.
+  if (layout_.family == Family::zigzag)
+    cuda::column_form(layout_);
+  else if (layout_.family != Family::group_sparse)
+    cuda::row_form(layout_);
+  if (layout_.family != Family::zigzag && options.act_sparsity > 0)
+    throw Error("--act-sparsity: the kernels of {} skip nothing; ask for a zigzag layout", layout_.name);
+  if (options.uneven_rows && layout_.family != Family::group_sparse)
+    throw Error("--uneven-rows is of layouts that drop groups, gs2 to gs16; {} does not", layout_.name);
   device_.emplace(options.device);
   make_kinds(shape, pool);
   upload();
+}
+
+std::vector<Band> Bench::bands(int64_t N) const {
+  if (!options_.uneven_rows) return {{N, options_.weight_sparsity}};
+  std::vector<Band> out;
+  constexpr double kShares[] = {0.4, 1.2, 1.6, 0.8};  // of the sparsity; 1 in the mean
+  for (size_t i = 0; i < std::size(kShares); ++i)
+    out.push_back({N * int64_t(i + 1) / 4 - N * int64_t(i) / 4, std::min(1.0, options_.weight_sparsity * kShares[i])});
+  return out;
+}
+
+void Bench::prepare(Kind& kind, std::span<const kernels::WeightView> views, ThreadPool& pool) {
+  const auto place = [](int64_t& total, int64_t bytes) { return std::exchange(total, total + aligned(bytes)); };
+  kind.K = views[0].shape.K;
+  if (layout_.family == Family::zigzag) {
+    kind.columns = cuda::prepare_group(views, pool);
+    kind.first_output = kind.columns.first_output;
+    kind.outputs = kind.columns.rows * 256;
+    kind.codes_at = place(layer_bytes_, int64_t(kind.columns.codes.size()));
+    kind.headers_at = place(layer_bytes_, int64_t(kind.columns.headers.size()));
+  } else if (layout_.family == Family::group_sparse) {
+    kind.groups = cuda::prepare_groups(views, pool);
+    kind.first_output = kind.groups.first_output;
+    kind.outputs = kind.groups.panels * cuda::kPanelRows;
+    kind.codes_at = place(layer_bytes_, int64_t(kind.groups.chunks.size()));
+    kind.start_at = place(layer_bytes_, int64_t(4 * kind.groups.start.size()));
+    kind.bound_at = place(layer_bytes_, int64_t(4 * kind.groups.bound.size()));
+  } else {
+    for (const kernels::WeightView& view : views) {
+      const int64_t bytes = view.shape.N * cuda::row_places(layout_, view.shape.K).row_bytes;
+      cuda::prepare_rows(layout_, view.shape, view.bytes, pool, kind.rows.emplace_back(size_t(bytes)).data());
+      kind.rows_at.push_back(place(layer_bytes_, bytes));
+      kind.first_output.push_back(kind.outputs);
+      kind.outputs += (view.shape.N + 255) / 256 * 256;
+    }
+  }
 }
 
 void Bench::make_kinds(const model::ModelShape& shape, ThreadPool& pool) {
@@ -100,10 +178,16 @@ void Bench::make_kinds(const model::ModelShape& shape, ThreadPool& pool) {
                 {"o", q, {shape.n_embd}},
                 {"gate+up", shape.n_embd, {shape.n_ff, shape.n_ff}},
                 {"down", shape.n_ff, {shape.n_embd}}};
-  const cuda::ColumnForm& form = cuda::column_form(layout_);
   int64_t layer = 0;  // known before anything is made
+  const auto params_of = [&](layout::Shape of, double sparsity) {
+    layout::Params params = {.tile_rows = 256};
+    if (layout_.family != Family::zigzag) params = {.group_size = options_.group_size};
+    return model::random_params(layout_, of, params, sparsity);
+  };
   for (const auto& group : groups)
-    for (const int64_t N : group.outputs) layer += (N + 255) / 256 * group.K * (form.code_bytes + form.header_bytes);
+    for (const int64_t N : group.outputs)
+      for (const Band& band : bands(N))
+        layer += layout_.size_bytes({band.N, group.K}, params_of({band.N, group.K}, band.sparsity));
   device_->require(layer * n_layers_, fmt::format("{} layers of {} in {}", n_layers_, shape.name, layout_.name));
   for (const auto& group : groups) {
     Kind& kind = kinds_.emplace_back();
@@ -111,12 +195,14 @@ void Bench::make_kinds(const model::ModelShape& shape, ThreadPool& pool) {
     Rng rng(options_.seed + uint64_t(kinds_.size()));
     std::vector<HugeBuffer> matrices;
     std::vector<kernels::WeightView> views;
-    for (const int64_t N : group.outputs) {
-      kind.shapes.push_back({N, group.K});
-      matrices.push_back(model::random_matrix(layout_, kind.shapes.back(), {256}, rng.next(), pool));
-      views.push_back({kind.name, &layout_, kind.shapes.back(), matrices.back().bytes(), {}, {256}});
-    }
-    kind.prepared = cuda::prepare_group(views, pool);
+    for (const int64_t N : group.outputs)
+      for (const Band& band : bands(N)) {
+        kind.shapes.push_back({band.N, group.K});
+        kind.params.push_back(params_of(kind.shapes.back(), band.sparsity));
+        matrices.push_back(model::random_matrix(layout_, kind.shapes.back(), kind.params.back(), rng.next(), pool));
+        views.push_back({kind.name, &layout_, kind.shapes.back(), matrices.back().bytes(), {}, kind.params.back()});
+      }
+    prepare(kind, views, pool);
     kind.x.resize(size_t(group.K));
     for (float& x : kind.x) x = float(rng.normal());
     std::vector<float> sizes = kind.x;
@@ -137,12 +223,10 @@ void Bench::make_kinds(const model::ModelShape& shape, ThreadPool& pool) {
         kernels::reference_linear(views[size_t(i)], input, {kind.expected[size_t(i)].data(), views[size_t(i)].shape.N});
     });
     const auto place = [](int64_t& total, int64_t bytes) { return std::exchange(total, total + aligned(bytes)); };
-    kind.codes_at = place(layer_bytes_, int64_t(kind.prepared.codes.size()));
-    kind.headers_at = place(layer_bytes_, int64_t(kind.prepared.headers.size()));
     kind.x_at = place(input_bytes_, 4 * group.K);
     kind.list_at = place(input_bytes_, 4 * group.K);
     kind.count_at = place(input_bytes_, 4);
-    kind.y_at = place(layer_y_, 4 * kind.outputs());
+    kind.y_at = place(layer_y_, 4 * kind.outputs);
   }
 }
 
@@ -151,22 +235,29 @@ void Bench::upload() {
   inputs_ = cuda::Buffer(*device_, input_bytes_, "inputs");
   y_ = cuda::Buffer(*device_, layer_y_ * n_layers_, "outputs");
   stream_ = std::make_unique<cuda::Stream>(*device_);
-  int64_t rows = 0, outputs = 0;
+  int64_t outputs = 0;
   for (const Kind& kind : kinds_) {
-    weights_.upload(kind.prepared.codes.bytes(), kind.codes_at);
-    weights_.upload(kind.prepared.headers.bytes(), kind.headers_at);
+    if (layout_.family == Family::zigzag) {
+      weights_.upload(kind.columns.codes.bytes(), kind.codes_at);
+      weights_.upload(kind.columns.headers.bytes(), kind.headers_at);
+    } else if (layout_.family == Family::group_sparse) {
+      weights_.upload(kind.groups.chunks.bytes(), kind.codes_at);
+      weights_.upload(std::as_bytes(std::span(kind.groups.start)), kind.start_at);
+      weights_.upload(std::as_bytes(std::span(kind.groups.bound)), kind.bound_at);
+    }
+    for (size_t i = 0; i < kind.rows.size(); ++i) weights_.upload(kind.rows[i].bytes(), kind.rows_at[i]);
     inputs_.upload(std::as_bytes(std::span(kind.x)), kind.x_at);
     cuda::collect_active(*device_, *stream_, reinterpret_cast<float*>(inputs_.data() + kind.x_at),
                          int64_t(kind.x.size()), nullptr, kind.threshold,
                          reinterpret_cast<int32_t*>(inputs_.data() + kind.list_at),
                          reinterpret_cast<int32_t*>(inputs_.data() + kind.count_at));
-    rows = std::max(rows, kind.prepared.rows);
-    outputs = std::max(outputs, kind.outputs());
+    outputs = std::max(outputs, kind.outputs);
   }
   for (int64_t layer = 1; layer < n_layers_; ++layer) weights_.copy_within(0, layer * layer_bytes_, layer_bytes_);
   if (options_.deterministic) {
-    partial_ = cuda::Buffer(*device_, 4 * outputs * cuda::kMostSegments, "partial sums");
-    arrived_ = cuda::Buffer(*device_, 4 * rows, "counters");
+    const int64_t blocks = cuda::kMostSegments + int64_t{device_->info().multiprocessors} * kMostBlocks;
+    partial_ = cuda::Buffer(*device_, 4 * (outputs * cuda::kMostSegments + blocks * cuda::kPanelRows), "partial sums");
+    arrived_ = cuda::Buffer(*device_, 4 * (outputs / 256), "counters");
     arrived_.fill(0);
   }
   stream_->synchronize();
@@ -175,41 +266,77 @@ void Bench::upload() {
 Columns Bench::columns(int64_t layer, size_t kind) const {
   const std::byte* const base = weights_.data() + layer * layer_bytes_;
   const Kind& k = kinds_[kind];
-  return {base + k.codes_at, base + k.headers_at, k.prepared.rows, k.prepared.K};
+  return {base + k.codes_at, base + k.headers_at, k.columns.rows, k.columns.K};
 }
 
-void Bench::launch(Mode mode, const std::vector<GemvPlan>& choices, bool keep_first) {
+Groups Bench::groups(int64_t layer, size_t kind) const {
+  const std::byte* const base = weights_.data() + layer * layer_bytes_;
+  const Kind& k = kinds_[kind];
+  return {base + k.codes_at,
+          reinterpret_cast<const uint32_t*>(base + k.start_at),
+          reinterpret_cast<const float*>(base + k.bound_at),
+          k.groups.panels,
+          k.groups.K,
+          k.groups.group,
+          k.groups.start.back()};
+}
+
+void Bench::launch(Mode mode, const std::vector<Choice>& choices, bool keep_first) {
   const size_t kinds = kinds_.size();
   for (int64_t layer = 0; layer < n_layers_; ++layer) {
     for (size_t i = 0; i < kinds; ++i) {
       const Kind& kind = kinds_[i];
       const int64_t next_layer = i + 1 < kinds ? layer : (layer + 1) % n_layers_;
       const size_t next = (i + 1) % kinds;
-      const bool last = next_layer == 0 && next == 0;
+      const bool last = next_layer == 0 && next == 0, clears = !last || !keep_first;
+      const auto* const x = reinterpret_cast<const float*>(inputs_.data() + kind.x_at);
+      float* const zero = clears ? outputs(next_layer, next) : nullptr;
+      const int64_t zero_count = clears ? kinds_[next].outputs : 0;
+      cuda::Workspace workspace;
+      if (options_.deterministic) workspace = {partial_.as<float>(), arrived_.as<uint32_t>()};
+      if (is_of_groups(mode)) {
+        GroupsArgs args;
+        args.weights = groups(layer, i);
+        args.input_bits = mode == Mode::int8 ? cuda::InputBits::int8 : cuda::InputBits::half;
+        args.x = x;
+        args.y = outputs(layer, i);
+        args.zero = zero, args.zero_count = zero_count;
+        args.workspace = workspace;
+        cuda::launch_groups(*device_, *stream_, layout_, choices[i].groups, args);
+        continue;
+      }
+      if (!kind.rows.empty()) {
+        std::vector<cuda::RowsPart> parts;
+        for (size_t part = 0; part < kind.rows.size(); ++part)
+          parts.push_back(
+              {{&layout_, weights_.data() + layer * layer_bytes_ + kind.rows_at[part], kind.shapes[part].N, kind.K},
+               nullptr,
+               outputs(layer, i) + kind.first_output[part]});
+        cuda::launch_rows(*device_, *stream_, {parts, x});
+        continue;
+      }
       GemvArgs args;
       args.weights = columns(layer, i);
       args.inputs = mode == Mode::dense ? Inputs::dense : mode == Mode::collects ? Inputs::threshold : Inputs::list;
-      args.x = reinterpret_cast<const float*>(inputs_.data() + kind.x_at);
+      args.x = x;
       args.threshold = kind.threshold;
       args.list = reinterpret_cast<int32_t*>(inputs_.data() + kind.list_at);
       args.count = reinterpret_cast<int32_t*>(inputs_.data() + kind.count_at);
       args.y = outputs(layer, i);
-      if (!last || !keep_first) {
-        args.zero = outputs(next_layer, next);
-        args.zero_count = kinds_[next].outputs();
-      }
-      if (options_.deterministic) args.workspace = {partial_.as<float>(), arrived_.as<uint32_t>()};
+      args.zero = zero, args.zero_count = zero_count;
+      args.workspace = workspace;
       if (mode == Mode::list_kernel)
-        cuda::collect_active(*device_, *stream_, args.x, kind.prepared.K, nullptr, kind.threshold,
+        cuda::collect_active(*device_, *stream_, args.x, kind.K, nullptr, kind.threshold,
                              const_cast<int32_t*>(args.list), const_cast<int32_t*>(args.count));
-      cuda::launch_gemv(*device_, *stream_, layout_, choices[i], args);
+      cuda::launch_gemv(*device_, *stream_, layout_, choices[i].columns, args);
     }
   }
 }
 
-double Bench::check(Mode mode, const std::vector<GemvPlan>& choices) {
+double Bench::check(Mode mode, const std::vector<Choice>& choices) {
+  const double tolerance = mode == Mode::int8 ? kInt8Tolerance : kTolerance;
   y_.fill(0xff);  // not numbers
-  const std::vector<std::byte> zeros(size_t(4 * kinds_[0].outputs()));
+  const std::vector<std::byte> zeros(size_t(4 * kinds_[0].outputs));
   y_.upload(zeros, kinds_[0].y_at);  // every other one is cleared by the launch before
   launch(mode, choices, true);
   stream_->synchronize();
@@ -220,7 +347,7 @@ double Bench::check(Mode mode, const std::vector<GemvPlan>& choices) {
     for (const Kind& kind : kinds_) {
       double error = 0, norm = 0;
       for (size_t part = 0; part < kind.expected.size(); ++part) {
-        const float* const y = all.data() + kind.y_at / 4 + kind.prepared.first_output[part];
+        const float* const y = all.data() + kind.y_at / 4 + kind.first_output[part];
         for (size_t n = 0; n < kind.expected[part].size(); ++n) {
           const double e = kind.expected[part][n], d = double(y[n]) - e;
           error += d * d;
@@ -228,16 +355,16 @@ double Bench::check(Mode mode, const std::vector<GemvPlan>& choices) {
         }
       }
       const double deviation = std::sqrt(error / std::max(norm, 1e-30));
-      if (!(deviation <= kTolerance))
+      if (!(deviation <= tolerance))
         throw Error("layer {}, {}: the kernel's result is off by {:.3g} of its size (at most {} allowed)", layer,
-                    kind.name, deviation, kTolerance);
+                    kind.name, deviation, tolerance);
       worst = std::max(worst, deviation);
     }
   }
   return worst;
 }
 
-double Bench::measure(Mode mode, const std::vector<GemvPlan>& choices, int runs) {
+double Bench::measure(Mode mode, const std::vector<Choice>& choices, int runs) {
   cuda::Graph graph(*stream_, [&] { launch(mode, choices, false); });
   cuda::Stopwatch watch;
   std::vector<double> times;
@@ -251,59 +378,91 @@ double Bench::measure(Mode mode, const std::vector<GemvPlan>& choices, int runs)
   return times[times.size() / 2];
 }
 
-std::vector<GemvPlan> Bench::tune(Mode mode) {
-  const auto kernels = cuda::kernel_plans(layout_);
-  const bool sparse = mode != Mode::dense;
+std::vector<Choice> Bench::choices_for(Mode mode, size_t kind, const Choice& now) const {
+  std::vector<Choice> out;
+  if (layout_.family == Family::group_sparse) {
+    const Groups weights = groups(0, kind);
+    for (GroupsPlan plan : cuda::groups_plans(layout_)) {
+      plan.split = now.groups.split, plan.math = now.groups.math;
+      if (plan.math == cuda::Math::fma) plan = now.groups;  // it has one kernel
+      const int all = cuda::filled(device_->info(), weights, plan).blocks;
+      for (const double fill : {0.34, 0.5, 0.67, 1.0}) {
+        plan.blocks = std::max(1, int(all * fill));
+        if (plan.split == cuda::Split::slice)
+          plan.blocks = int(std::max<int64_t>(1, plan.blocks / weights.panels) * weights.panels);
+        out.push_back({{}, plan});
+      }
+    }
+    return out;
+  }
+  if (layout_.family != Family::zigzag) return out;
   const auto with = [](GemvPlan plan, float headers, float codes) {
     plan.early_headers = headers, plan.early_codes = codes;
-    return plan;
+    return Choice{plan, {}};
   };
-  std::vector<GemvPlan> best;
-  for (size_t i = 0; i < kinds_.size(); ++i)
-    best.push_back(
-        cuda::default_plan(device_->info(), layout_, columns(0, i), sparse ? Inputs::threshold : Inputs::dense));
-  constexpr int kRuns = 3;
-  double least = measure(mode, best, kRuns);
-  const auto attempt = [&](size_t i, const GemvPlan& plan) {
-    if (plan == best[i]) return;
-    std::vector<GemvPlan> tried = best;
-    tried[i] = plan;
-    const double ms = measure(mode, tried, kRuns);
-    if (ms < least * 0.998) {
-      least = ms;
-      best = std::move(tried);
-    }
-  };
-  for (int round = 0; round < 2; ++round) {
-    for (size_t i = 0; i < kinds_.size(); ++i) {
-      for (const GemvPlan& kernel : kernels)
-        for (const double fill : {0.35, 0.5, 0.66, 0.8, 1.0, 1.5})
-          attempt(i, cuda::filled(device_->info(), columns(0, i),
-                                  with(kernel, best[i].early_headers, best[i].early_codes), fill));
-      if (!sparse) continue;
-      for (const float codes : {0.0f, 0.1f, 0.2f, 0.3f, 0.5f}) attempt(i, with(best[i], 1, codes));
-      attempt(i, with(best[i], 0, best[i].early_codes));
+  const GemvPlan& best = now.columns;
+  for (const GemvPlan& kernel : cuda::kernel_plans(layout_))
+    for (const double fill : {0.35, 0.5, 0.66, 0.8, 1.0, 1.5})
+      out.push_back({cuda::filled(device_->info(), columns(0, kind),
+                                  with(kernel, best.early_headers, best.early_codes).columns, fill),
+                     {}});
+  if (mode == Mode::dense) return out;
+  for (const float codes : {0.0f, 0.1f, 0.2f, 0.3f, 0.5f}) out.push_back(with(best, 1, codes));
+  out.push_back(with(best, 0, best.early_codes));
+  return out;
+}
+
+std::vector<Choice> Bench::tune(Mode mode) {
+  std::vector<Choice> best(kinds_.size());
+  for (size_t i = 0; i < kinds_.size(); ++i) {
+    if (layout_.family == Family::zigzag)
+      best[i].columns = cuda::default_plan(device_->info(), layout_, columns(0, i),
+                                           mode == Mode::dense ? Inputs::dense : Inputs::threshold);
+    if (layout_.family == Family::group_sparse) {
+      GroupsPlan plan = cuda::default_plan(device_->info(), layout_, groups(0, i));
+      if (mode == Mode::slice) plan.split = cuda::Split::slice;
+      if (mode == Mode::fma) plan = {8, 16, cuda::Split::stream, cuda::Math::fma, 0};
+      best[i].groups = cuda::filled(device_->info(), groups(0, i), plan);
     }
   }
+  constexpr int kRuns = 3;
+  double least = measure(mode, best, kRuns);
+  for (int round = 0; round < 2; ++round)
+    for (size_t i = 0; i < kinds_.size(); ++i)
+      for (const Choice& choice : choices_for(mode, i, best[i])) {
+        if (choice == best[i]) continue;
+        std::vector<Choice> tried = best;
+        tried[i] = choice;
+        const double ms = measure(mode, tried, kRuns);
+        if (ms < least * 0.998) {
+          least = ms;
+          best = std::move(tried);
+        }
+      }
   return best;
 }
 
 BenchRow Bench::time(Mode mode, std::string& plans) {
   // Lists are read in the same way whoever makes them.
-  const std::vector<GemvPlan> choices = mode == Mode::list_kernel ? list_plans_ : tune(mode);
+  const std::vector<Choice> choices = mode == Mode::list_kernel ? list_plans_ : tune(mode);
   if (mode == Mode::list) list_plans_ = choices;
   BenchRow row;
   row.bench = "linear";
   row.what = fmt::format("{} layers", n_layers_);
   if (mode == Mode::list) row.what += kListsReady;
   if (mode == Mode::list_kernel) row.what += kListKernels;
+  if (mode == Mode::stream) row.what += kStream;
+  if (mode == Mode::slice) row.what += kSlice;
+  if (mode == Mode::fma) row.what += kMultiplyAdds;
+  if (mode == Mode::int8) row.what += kEightBits;
   row.layout = layout_.name;
+  if (layout_.family == Family::group_sparse) row.weight_sparsity = options_.weight_sparsity;
   row.deviation = check(mode, choices);
   double skipped = 0, all = 0;
   for (const Kind& kind : kinds_) {
-    const double share = mode == Mode::dense ? 1 : double(kind.active.size()) / double(kind.x.size());
-    for (const layout::Shape& shape : kind.shapes) {
-      const double bytes = double(layout_.size_bytes(shape));
+    const double share = double(kind.active.size()) / double(kind.x.size());
+    for (size_t i = 0; i < kind.shapes.size(); ++i) {
+      const double bytes = double(layout_.size_bytes(kind.shapes[i], kind.params[i]));
       all += bytes;
       skipped += bytes * (1 - share);
     }
@@ -311,7 +470,10 @@ BenchRow Bench::time(Mode mode, std::string& plans) {
   row.bytes = int64_t((all - skipped) * double(n_layers_));
   row.act_sparsity = skipped / all;
   for (size_t i = 0; i < kinds_.size(); ++i)
-    plans += fmt::format("{}{}: {}", i == 0 ? "" : "; ", kinds_[i].name, describe(choices[i]));
+    plans += fmt::format("{}{}: {}", i == 0 ? "" : "; ", kinds_[i].name,
+                         is_of_groups(mode)       ? describe(choices[i].groups)
+                         : kinds_[i].rows.empty() ? describe(choices[i].columns)
+                                                  : "rows");
 
   cuda::Graph graph(*stream_, [&] { launch(mode, choices, false); });
   cuda::Stopwatch watch;
@@ -329,13 +491,21 @@ BenchRow Bench::time(Mode mode, std::string& plans) {
   return row;
 }
 
+std::vector<Mode> Bench::modes() const {
+  if (layout_.family == Family::group_sparse) {
+    std::vector<Mode> out = {Mode::stream, Mode::slice, Mode::int8};
+    if (layout_.bits == 3 || layout_.bits == 4) out.push_back(Mode::fma);
+    return out;
+  }
+  if (options_.act_sparsity == 0) return {Mode::dense};
+  return {Mode::collects, Mode::list, Mode::list_kernel};
+}
+
 CudaLinearResult Bench::run() {
   CudaLinearResult result;
   result.device = device_->info();
   result.ceiling_gb_s = cuda::measure_read_gb_s(*device_, *stream_, weights_);
-  for (const Mode mode : options_.act_sparsity == 0 ? std::vector<Mode>{Mode::dense}
-                                                    : std::vector<Mode>{Mode::collects, Mode::list, Mode::list_kernel})
-    result.rows.push_back(time(mode, result.plans.emplace_back()));
+  for (const Mode mode : modes()) result.rows.push_back(time(mode, result.plans.emplace_back()));
   return result;
 }
 
