@@ -159,8 +159,9 @@ void Bench::prepare(Kind& kind, std::span<const kernels::WeightView> views, Thre
     kind.bound_at = place(layer_bytes_, int64_t(4 * kind.groups.bound.size()));
   } else {
     for (const kernels::WeightView& view : views) {
-      const int64_t bytes = view.shape.N * cuda::row_places(layout_, view.shape.K).row_bytes;
-      cuda::prepare_rows(layout_, view.shape, view.bytes, pool, kind.rows.emplace_back(size_t(bytes)).data());
+      const int64_t bytes = view.shape.N * cuda::row_places(layout_, view.shape.K, view.params).row_bytes;
+      cuda::prepare_rows(layout_, view.shape, view.params, view.bytes, pool,
+                         kind.rows.emplace_back(size_t(bytes)).data());
       kind.rows_at.push_back(place(layer_bytes_, bytes));
       kind.first_output.push_back(kind.outputs);
       kind.outputs += (view.shape.N + 255) / 256 * 256;
@@ -308,10 +309,10 @@ void Bench::launch(Mode mode, const std::vector<Choice>& choices, bool keep_firs
       if (!kind.rows.empty()) {
         std::vector<cuda::RowsPart> parts;
         for (size_t part = 0; part < kind.rows.size(); ++part)
-          parts.push_back(
-              {{&layout_, weights_.data() + layer * layer_bytes_ + kind.rows_at[part], kind.shapes[part].N, kind.K},
-               nullptr,
-               outputs(layer, i) + kind.first_output[part]});
+          parts.push_back({{&layout_, weights_.data() + layer * layer_bytes_ + kind.rows_at[part], kind.shapes[part].N,
+                            kind.K, kind.params[part]},
+                           nullptr,
+                           outputs(layer, i) + kind.first_output[part]});
         cuda::launch_rows(*device_, *stream_, {parts, x});
         continue;
       }

@@ -42,7 +42,7 @@ class Gemv {
     headers_ = repeat(prepared.headers.bytes());
     super_rows_ = prepared.rows;
     HugeBuffer in_planes(size_t(shape.N * cuda::row_places(row_layout, shape.K).row_bytes));
-    cuda::prepare_rows(row_layout, shape, rows_.view.bytes, pool, in_planes.data());
+    cuda::prepare_rows(row_layout, shape, {}, rows_.view.bytes, pool, in_planes.data());
     planes_ = repeat(in_planes.bytes());
     if (row_layout.id == layout::Id::q4_K) canonical_ = repeat(rows_.view.bytes);
 

@@ -40,7 +40,7 @@ int64_t prepared_bytes(std::span<const WeightView> parts) {
     } else if (cuda::is_group_layout(*part.layout)) {
       bytes += cuda::most_group_bytes(part);
     } else {
-      bytes += part.shape.N * cuda::row_places(*part.layout, part.shape.K).row_bytes;
+      bytes += part.shape.N * cuda::row_places(*part.layout, part.shape.K, part.params).row_bytes;
     }
     bytes += padded(part.shape.N) * int64_t(sizeof(float));  // scales of batches
   }
@@ -225,8 +225,7 @@ struct CudaDecoder::Impl {
     buffer.upload(std::as_bytes(values));
     return buffer.as<float>();
   }
-  cuda::Rows upload_rows(const layout::Layout& layout, layout::Shape shape, std::span<const std::byte> bytes,
-                         ThreadPool& pool);
+  cuda::Rows upload_rows(const WeightView& weights, ThreadPool& pool);
   Group make_group(std::span<const WeightView> parts, ThreadPool& pool);
   ZigzagRun upload_run(std::span<const WeightView> parts, int64_t at, ThreadPool& pool);
   /// scale: Group::scale, whose part for these outputs is filled.
@@ -284,13 +283,13 @@ struct CudaDecoder::Impl {
   void run_batches(std::span<const int32_t> of, const std::function<void(int64_t first, int64_t n)>& after);
 };
 
-cuda::Rows CudaDecoder::Impl::upload_rows(const layout::Layout& layout, layout::Shape shape,
-                                          std::span<const std::byte> bytes, ThreadPool& pool) {
-  HugeBuffer prepared(size_t(shape.N * cuda::row_places(layout, shape.K).row_bytes));
-  cuda::prepare_rows(layout, shape, bytes, pool, prepared.data());
+cuda::Rows CudaDecoder::Impl::upload_rows(const WeightView& weights, ThreadPool& pool) {
+  const auto [N, K] = weights.shape;
+  HugeBuffer prepared(size_t(N * cuda::row_places(*weights.layout, K, weights.params).row_bytes));
+  cuda::prepare_rows(*weights.layout, weights.shape, weights.params, weights.bytes, pool, prepared.data());
   cuda::Buffer& buffer = buffers.emplace_back(take(int64_t(prepared.size()), "weights"));
   buffer.upload(prepared.bytes());
-  return {&layout, buffer.data(), shape.N, shape.K};
+  return {weights.layout, buffer.data(), N, K, weights.params};
 }
 
 Group CudaDecoder::Impl::make_group(std::span<const WeightView> parts, ThreadPool& pool) {
@@ -326,7 +325,7 @@ Group CudaDecoder::Impl::make_group(std::span<const WeightView> parts, ThreadPoo
     }
     for (size_t i = first; i < end; ++i) {
       const float* const bias = parts[i].bias.empty() ? nullptr : group.start + group.at[i];
-      group.rows.push_back({upload_rows(*parts[i].layout, parts[i].shape, parts[i].bytes, pool), bias, group.at[i]});
+      group.rows.push_back({upload_rows(parts[i], pool), bias, group.at[i]});
       cuda::launch_weight_scales(device, stream, group.rows.back().weights, group.scale + group.at[i]);
     }
   }
@@ -922,7 +921,7 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
   if (options.progress) progress.emplace("Uploading", n_layers + 1, "layers");
   d.head = d.make_group({&output, 1}, pool);
   if (embeds)
-    d.embedding = d.upload_rows(*embedding.layout, embedding.shape, embedding.bytes, pool);
+    d.embedding = d.upload_rows(embedding, pool);
   else
     d.embedding = d.head.rows[0].weights;  // tied, or not used
   const auto norm = [&](const std::string& name, const float*& weight, const float*& bias) {

@@ -138,7 +138,7 @@ struct Weight {
       cuda::launch_weight_scales(device(), stream(), l, columns(), scale.data());
     } else {
       std::vector<std::byte> prepared(size_t(N * cuda::row_places(l, K).row_bytes));
-      cuda::prepare_rows(l, {N, K}, bytes, pool(), prepared.data());
+      cuda::prepare_rows(l, {N, K}, {}, bytes, pool(), prepared.data());
       there.emplace_back(prepared);
       cuda::launch_weight_scales(device(), stream(), rows(), scale.data());
     }

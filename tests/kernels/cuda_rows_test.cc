@@ -96,7 +96,7 @@ std::vector<float> random_values(int64_t count, uint64_t seed) {
 
 std::vector<std::byte> prepared(const layout::Layout& l, int64_t N, int64_t K, const std::vector<std::byte>& bytes) {
   std::vector<std::byte> out(size_t(N * cuda::row_places(l, K).row_bytes));
-  cuda::prepare_rows(l, {N, K}, bytes, pool(), out.data());
+  cuda::prepare_rows(l, {N, K}, {}, bytes, pool(), out.data());
   return out;
 }
 

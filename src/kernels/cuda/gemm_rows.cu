@@ -16,7 +16,7 @@ struct GemmRows {
   const std::byte* data;  // of the first row
   int64_t row_bytes;
   uint32_t plane[kMostPlanes];
-  uint32_t K;
+  uint32_t K, group_factor;
   int rows, chunks, tiles_of_row;
   float* scale;
   std::byte* tiles;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kWarps * 32) write_rows(const __grid_constant_
   wait_for_predecessors();
   const int lane = int(threadIdx.x) % 32, n = int(blockIdx.y), chunk = int(blockIdx.x) * kWarps + int(threadIdx.x) / 32;
   if (chunk >= p.chunks) return;
-  const auto unit = Frag::load(RowView{p.data + n * p.row_bytes, p.plane, p.K}, chunk, lane);
+  const auto unit = Frag::load(RowView{p.data + n * p.row_bytes, p.plane, p.K, p.group_factor}, chunk, lane);
   const float inverse = inverse_of(__ldg(p.scale + n));
 #pragma unroll
   for (int j = 0; j < Frag::kCols / 4; j += 2) {
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kWarps * 32) find_scales(const __grid_constant
   wait_for_predecessors();
   const int lane = int(threadIdx.x) % 32, n = int(blockIdx.x) * kWarps + int(threadIdx.x) / 32;
   if (n >= p.rows) return;
-  const RowView row{p.data + n * p.row_bytes, p.plane, p.K};
+  const RowView row{p.data + n * p.row_bytes, p.plane, p.K, p.group_factor};
   uint32_t largest = 0;
   for (int chunk = 0; chunk < p.chunks; ++chunk) {
     const auto unit = Frag::load(row, chunk, lane);
@@ -107,16 +107,26 @@ Kernels kernels_of(const layout::Layout& layout) {
       return kernels<FragQ5K>();
     case layout::Id::q6_K:
       return kernels<FragQ6K>();
+    case layout::Id::gq2:
+      return kernels<GroupedFrag<2>>();
+    case layout::Id::gq3:
+      return kernels<GroupedFrag<3>>();
+    case layout::Id::gq4:
+    case layout::Id::nm24_q4:
+      return kernels<GroupedFrag<4>>();
+    case layout::Id::gq8:
+      return kernels<GroupedFrag8>();
     default:
       throw Error("--device cuda: no kernel of several tokens reads {}", layout.name);
   }
 }
 
 GemmRows params_of(const Rows& weights, const Kernels& kernels, int64_t first, float* scale) {
-  const RowPlaces places = row_places(*weights.layout, weights.K);
+  const RowPlaces places = row_places(*weights.layout, weights.K, weights.params);
   GemmRows p{};
   p.data = weights.data + first * places.row_bytes;
   p.row_bytes = places.row_bytes;
+  p.group_factor = places.group_factor;
   for (int i = 0; i < kMostPlanes; ++i) p.plane[i] = uint32_t(places.plane[i]);
   p.K = uint32_t(weights.K);
   p.chunks = int((weights.K + kernels.columns - 1) / kernels.columns);

@@ -8,18 +8,21 @@ namespace lacuna::cuda {
 namespace {
 
 const RowsKernel& kernel_of(const layout::Layout& layout) {
-  for (const auto find : {float_rows_kernel, block_rows_kernel, superblock_rows_kernel})
+  for (const auto find : {float_rows_kernel, block_rows_kernel, superblock_rows_kernel, grouped_rows_kernel})
     if (const RowsKernel* kernel = find(layout.id)) return *kernel;
   throw Error("--device cuda: no row kernel reads {}", layout.name);
 }
 
-RowsParams params_of(const layout::Layout& layout, int64_t K) {
-  const RowPlaces places = row_places(layout, K);
+RowsParams params_of(const Rows& rows) {
+  const layout::Layout& layout = *rows.layout;
+  const int64_t K = rows.K;
+  const RowPlaces places = row_places(layout, K, rows.params);
   if (places.row_bytes > std::numeric_limits<int32_t>::max())
     throw Error("--device cuda: K = {} of {} is too wide; a row may have 2 GiB", K, layout.name);
   RowsParams p{};
   p.K = uint32_t(K);
   p.row_bytes = places.row_bytes;
+  p.group_factor = places.group_factor;
   for (int i = 0; i < kMostPlanes; ++i) p.plane[i] = uint32_t(places.plane[i]);
   return p;
 }
@@ -29,14 +32,14 @@ RowsParams params_of(const layout::Layout& layout, int64_t K) {
 void launch_rows(const Device& device, Stream& stream, const RowsArgs& args) {
   for (size_t first = 0; first < args.parts.size();) {
     const Rows& rows = args.parts[first].weights;
-    RowsParams p = params_of(*rows.layout, rows.K);
+    RowsParams p = params_of(rows);
     p.x = args.x;
     p.norms = args.norms;
     p.threshold = args.threshold;
     int64_t total = 0;
     for (; first < args.parts.size() && p.parts < kMostParts; ++first) {
       const RowsPart& part = args.parts[first];
-      if (part.weights.layout != rows.layout) break;
+      if (part.weights.layout != rows.layout || part.weights.params.group_size != rows.params.group_size) break;
       p.part[p.parts++] = {part.weights.data, part.bias, part.y, int(total)};
       total += part.weights.N;
     }
@@ -49,7 +52,7 @@ void launch_rows(const Device& device, Stream& stream, const RowsArgs& args) {
 
 void launch_embed(const Device& device, Stream& stream, const Rows& rows, const int32_t* ids, int64_t M, float* out) {
   if (M <= 0) return;
-  RowsParams p = params_of(*rows.layout, rows.K);
+  RowsParams p = params_of(rows);
   p.part[0].data = rows.data;
   p.parts = 1;
   p.rows = int(rows.N);

@@ -27,7 +27,7 @@ struct RowsParams {
     int first;  // row of the launch
   } part[kMostParts];
   int parts, rows;
-  uint32_t K, plane[kMostPlanes];
+  uint32_t K, plane[kMostPlanes], group_factor;
   int64_t row_bytes;
   int first_chunk, chunks;  // those of this launch
   bool accumulate;          // y += instead of y =
@@ -152,7 +152,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) multiply_rows(const __grid_con
       }
     }
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) unit[r] = Frag::load({row[r], p.plane, p.K}, p.first_chunk + chunk, lane);
+    for (int r = 0; r < kRows; ++r)
+      unit[r] = Frag::load({row[r], p.plane, p.K, p.group_factor}, p.first_chunk + chunk, lane);
   };
 
   float sum[kRows] = {};
@@ -226,7 +227,7 @@ __global__ void __launch_bounds__(128)
   const int lane = threadIdx.x % 32, chunk = blockIdx.x * 4 + threadIdx.x / 32, id = __ldcg(ids + blockIdx.y);
   if (chunk >= p.chunks) return;
   const bool known = id >= 0 && id < p.rows;
-  const RowView row{p.part[0].data + (known ? id : 0) * p.row_bytes, p.plane, p.K};
+  const RowView row{p.part[0].data + (known ? id : 0) * p.row_bytes, p.plane, p.K, p.group_factor};
   const auto unit = Frag::load(row, chunk, lane);
   float* const to = out + int64_t(blockIdx.y) * p.K;
 #pragma unroll
@@ -248,7 +249,9 @@ __global__ void __launch_bounds__(128)
 /// allow, since a row more costs no more reads of x.
 template <class Frag>
 struct RowsShape {
-  static constexpr int kRows = Frag::kNeedsSums ? 4 : std::is_base_of_v<UnitColumns, Frag> ? 2 : 1;
+  static constexpr int kRows = Frag::kNeedsSums && !std::is_same_v<Frag, GroupedFrag8> ? 4
+                               : std::is_base_of_v<UnitColumns, Frag>                  ? 2
+                                                                                       : 1;
   static constexpr int kWarps = kRows == 4 ? 16 : 24;
 };
 
@@ -314,5 +317,6 @@ inline constexpr RowsKernel kRowsKernel = {launch_multiply_rows<Frag>, launch_em
 const RowsKernel* float_rows_kernel(layout::Id id);
 const RowsKernel* block_rows_kernel(layout::Id id);
 const RowsKernel* superblock_rows_kernel(layout::Id id);
+const RowsKernel* grouped_rows_kernel(layout::Id id);
 
 }  // namespace lacuna::cuda

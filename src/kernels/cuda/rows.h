@@ -6,6 +6,9 @@
 // are unit u. Codes of a unit, 16 bytes: byte j holds bits 0..3 of weight j (low nibble) and of weight j + 16. What is
 // above (and all of 2- and 3-bit codes), one or two bits a weight: bit (or pair of bits) t of byte b belongs to weight
 // 4t + b. As many bytes as the canonical blocks, but for q3_K (scales in whole bytes) and a row's padding.
+// Grouped rows (layout/gq.h), and nm24_q4 with code 8 where nothing is kept: the same planes of codes, the last unit
+// filled up with zeros, then of each group f16 scale, f16 zero. Groups are of a multiple of 16 inputs, or the whole
+// row.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +17,7 @@
 
 #include "core/thread_pool.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/share.h"
 #include "layout/layout.h"
 
 namespace lacuna::cuda {
@@ -35,18 +39,27 @@ const RowForm& row_form(const layout::Layout& layout);
 struct RowPlaces {
   int64_t plane[kMostPlanes] = {};
   int64_t row_bytes = 0;
+  uint32_t group_factor = 0;  // of group_of()
 };
-RowPlaces row_places(const layout::Layout& layout, int64_t K);
+/// The plane of scales and zeros of grouped rows.
+inline constexpr int kGroupPlane = kMostPlanes - 1;
+/// Throws Error for a layout or a group size that the kernels do not read.
+RowPlaces row_places(const layout::Layout& layout, int64_t K, layout::Params params = {});
+/// The group of columns 16 half to 16 half + 15.
+LACUNA_HOST_DEVICE inline uint32_t group_of(uint32_t half, uint32_t factor) {
+  return uint32_t(uint64_t{half} * factor >> 31);
+}
 
-/// bytes: canonical, shape.N rows; out: shape.N * row_places(layout, shape.K).row_bytes bytes.
-void prepare_rows(const layout::Layout& layout, layout::Shape shape, std::span<const std::byte> bytes, ThreadPool& pool,
-                  std::byte* out);
+/// bytes: canonical, shape.N rows; out: shape.N * row_places(layout, shape.K, params).row_bytes bytes.
+void prepare_rows(const layout::Layout& layout, layout::Shape shape, layout::Params params,
+                  std::span<const std::byte> bytes, ThreadPool& pool, std::byte* out);
 
 /// Prepared rows in device memory, aligned to 16 bytes.
 struct Rows {
   const layout::Layout* layout = nullptr;
   const std::byte* data = nullptr;
   int64_t N = 0, K = 0;
+  layout::Params params = {};
 };
 
 /// A weight matrix of a group that reads one input (q, k, v; gate, up).
@@ -57,7 +70,7 @@ struct RowsPart {
 };
 
 struct RowsArgs {
-  std::span<const RowsPart> parts;  // of one K; those of one layout that follow each other run together
+  std::span<const RowsPart> parts;  // of one K; those of one layout and group size that follow each other run together
   const float* x = nullptr;         // [K], aligned to 16 bytes
   /// > 0: inputs that are not active are taken as zeros (kernels/active.h). Every byte of W is read all the same.
   float threshold = 0;

@@ -1,9 +1,13 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <vector>
 
 #include "core/error.h"
+#include "core/scalar.h"
 #include "kernels/cuda/rows.h"
+#include "layout/gq.h"
+#include "layout/nm24_q4.h"
 #include "layout/q2_K.h"
 #include "layout/q3_K.h"
 #include "layout/q4_0.h"
@@ -172,28 +176,133 @@ constexpr RowForm kForms[] = {
     {Id::q6_K, {{16, 32}, {8, 32}, {2, 32}, {2, 256}}, split_q6_K},
 };
 
+/// Grouped rows: planes of codes; scales and zeros follow in kGroupPlane.
+constexpr RowForm kGroupedForms[] = {
+    {Id::gq2, {{8, 32}}, nullptr},      {Id::gq3, {{8, 32}, {4, 32}}, nullptr},
+    {Id::gq4, {{16, 32}}, nullptr},     {Id::gq8, {{16, 32}, {16, 32}}, nullptr},
+    {Id::nm24_q4, {{16, 32}}, nullptr},
+};
+
+const RowForm* grouped_form(const layout::Layout& layout) {
+  for (const RowForm& form : kGroupedForms)
+    if (form.id == layout.id) return &form;
+  return nullptr;
+}
+
+/// Inputs that share scale and zero: at most K.
+int64_t group_size_of(const layout::Layout& layout, int64_t K, layout::Params params) {
+  const int64_t g = layout.id == Id::nm24_q4 ? layout::Nm24Q4Block::kCols : params.group_size;
+  return g == 0 || g > K ? K : g;
+}
+
+/// The kernels find a group by a multiplication in 64 bits.
+constexpr int64_t kMostGroupedInputs = int64_t{1} << 18;
+
+/// Codes, scales and zeros of row n.
+struct GroupedRow {
+  std::vector<uint8_t> code;  // [K], then zeros up to a whole unit
+  std::vector<float> scale, zero;
+};
+void read_grouped_row(const layout::Layout& layout, layout::Shape shape, int64_t g, const std::byte* from,
+                      GroupedRow& row) {
+  const int64_t K = shape.K, groups = (K + g - 1) / g;
+  row.code.assign(size_t((K + kUnit - 1) / kUnit * kUnit), 0);
+  row.scale.resize(size_t(groups));
+  row.zero.resize(size_t(groups));
+  if (layout.id != Id::nm24_q4) {
+    const std::span<const std::byte> bytes(from, size_t(layout::gq_row_bytes(layout.bits, K, g)));
+    layout::read_gq_row(layout.bits, bytes, std::span(row.code).first(size_t(K)), row.scale, row.zero);
+    return;
+  }
+  constexpr uint8_t kNothing = 8;  // scale (8 - 8) is 0
+  std::fill_n(row.code.begin(), K, kNothing);
+  for (int64_t b = 0; b < groups; ++b, from += sizeof(layout::Nm24Q4Block)) {
+    const auto block = read<layout::Nm24Q4Block>(from);
+    row.scale[size_t(b)] = to_float(block.scale);
+    row.zero[size_t(b)] = kNothing;
+    for (int64_t i = 0; i < layout::Nm24Q4Block::kKept; ++i) {
+      const int64_t place = i / 2 * 4 + (block.index[i / 4] >> (i % 4 * 2) & 3);
+      row.code[size_t(b * layout::Nm24Q4Block::kCols + place)] = block.code[i / 2] >> (i % 2 * 4) & 15;
+    }
+  }
+}
+
+void write_grouped_row(const layout::Layout& layout, const RowPlaces& places, const GroupedRow& row, std::byte* to) {
+  for (size_t u = 0; u < row.code.size() / kUnit; ++u) {
+    const uint8_t* const code = &row.code[u * kUnit];
+    std::byte* const first = to + places.plane[0];
+    switch (layout.bits) {
+      case 2:
+        put_bits(code, 0, 2, first + 8 * u);
+        break;
+      case 3:
+        put_bits(code, 0, 2, first + 8 * u);
+        put_bits(code, 2, 1, to + places.plane[1] + 4 * u);
+        break;
+      case 8:
+        std::memcpy(first + 16 * u, code, 16);
+        std::memcpy(to + places.plane[1] + 16 * u, code + 16, 16);
+        break;
+      default:
+        put_nibbles(code, first + 16 * u);
+    }
+  }
+  for (size_t i = 0; i < row.scale.size(); ++i)
+    write(to + places.plane[kGroupPlane] + 4 * i, to_f16(row.scale[i]), to_f16(row.zero[i]));
+}
+
 }  // namespace
 
 const RowForm& row_form(const layout::Layout& layout) {
   for (const RowForm& form : kForms)
     if (form.id == layout.id) return form;
-  throw Error("--device cuda: {} is no row layout; those are {}", layout.name, layout::known_row_names());
+  if (const RowForm* form = grouped_form(layout)) return *form;
+  throw Error("--device cuda: no kernel reads rows of {}; those that one reads: {}, gq2, gq3, gq4, gq8, nm24_q4",
+              layout.name, layout::known_row_names());
 }
 
-RowPlaces row_places(const layout::Layout& layout, int64_t K) {
+RowPlaces row_places(const layout::Layout& layout, int64_t K, layout::Params params) {
   RowPlaces places;
   const RowForm& form = row_form(layout);
+  const bool grouped = grouped_form(layout) != nullptr;
   for (int p = 0; p < kMostPlanes; ++p) {
     places.plane[p] = places.row_bytes;
-    places.row_bytes += (K / form.planes[p].columns * form.planes[p].bytes + 15) / 16 * 16;
+    const RowPlane& plane = form.planes[p];
+    const int64_t entries = grouped ? (K + kUnit - 1) / kUnit : K / plane.columns;
+    places.row_bytes += (entries * plane.bytes + 15) / 16 * 16;
   }
+  if (!grouped) return places;
+  const int64_t g = group_size_of(layout, K, params);
+  if (K > kMostGroupedInputs)
+    throw Error("--device cuda: K = {} of {}, but the kernels take at most {} inputs", K, layout.name,
+                kMostGroupedInputs);
+  if (g < K && g % 16 != 0)
+    throw Error(
+        "--device cuda: {} has groups of {} inputs; the kernels read groups of 16, 32, 48 and so on, or whole "
+        "rows",
+        layout.name, g);
+  places.row_bytes = places.plane[kGroupPlane] + ((K + g - 1) / g * 4 + 15) / 16 * 16;
+  if (g < K) places.group_factor = uint32_t(((int64_t{1} << 31) + g / 16 - 1) / (g / 16));
   return places;
 }
 
-void prepare_rows(const layout::Layout& layout, layout::Shape shape, std::span<const std::byte> bytes, ThreadPool& pool,
-                  std::byte* out) {
+void prepare_rows(const layout::Layout& layout, layout::Shape shape, layout::Params params,
+                  std::span<const std::byte> bytes, ThreadPool& pool, std::byte* out) {
   const RowForm& form = row_form(layout);
-  const RowPlaces places = row_places(layout, shape.K);
+  const RowPlaces places = row_places(layout, shape.K, params);
+  if (grouped_form(layout) != nullptr) {
+    const int64_t g = group_size_of(layout, shape.K, params);
+    const auto canonical = int64_t(bytes.size()) / std::max<int64_t>(1, shape.N);
+    pool.parallel_for(shape.N, 16, [&](int64_t begin, int64_t end) {
+      GroupedRow row;
+      for (int64_t n = begin; n < end; ++n) {
+        read_grouped_row(layout, shape, g, bytes.data() + n * canonical, row);
+        std::memset(out + n * places.row_bytes, 0, size_t(places.row_bytes));
+        write_grouped_row(layout, places, row, out + n * places.row_bytes);
+      }
+    });
+    return;
+  }
   const int64_t canonical = layout.row_bytes(shape.K);
   assert(int64_t(bytes.size()) == shape.N * canonical);
   pool.parallel_for(shape.N, 64, [&](int64_t begin, int64_t end) {

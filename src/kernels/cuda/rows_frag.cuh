@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/rows.h"
 
 namespace lacuna::cuda {
 
@@ -17,6 +18,7 @@ struct RowView {
   const std::byte* row;
   const uint32_t* plane;  // [kMostPlanes]
   uint32_t K;
+  uint32_t group_factor = 0;  // grouped rows
 
   template <class T>
   __device__ __forceinline__ const T* at(int p, uint32_t entry) const {
@@ -276,6 +278,105 @@ struct FragQ8_0 : UnitColumns {
     const float4 v = values(unit, j);
     const float s = half_bits(unit.scale);
     return make_float4(v.x * s, v.y * s, v.z * s, v.w * s);
+  }
+};
+
+/// Scale and zero of each half of a unit of grouped rows: f16 each.
+struct GroupedHeader {
+  uint32_t half[2];
+
+  static __device__ __forceinline__ GroupedHeader load(const RowView& row, uint32_t u) {
+    const uint32_t first = group_of(2 * u, row.group_factor), second = group_of(2 * u + 1, row.group_factor);
+    GroupedHeader header;
+    header.half[0] = header.half[1] = load_stream(row.at<uint32_t>(kGroupPlane, first));
+    // The last unit may have one half alone.
+    if (second != first && 32 * u + 16 < row.K) header.half[1] = load_stream(row.at<uint32_t>(kGroupPlane, second));
+    return header;
+  }
+  __device__ __forceinline__ float scale(int h) const { return half_bits(half[h] & 0xffffu); }
+  __device__ __forceinline__ float zero(int h) const { return half_bits(half[h] >> 16); }
+  /// Four weights as layout::decode_rows rounds them; zeros beyond the row.
+  __device__ __forceinline__ float4 weights(const float code[4], int j, int columns) const {
+    float w[4];
+    for (int i = 0; i < 4; ++i)
+      w[i] = 4 * j + i < columns ? __fmul_rn(scale(j / 4), __fsub_rn(code[i], zero(j / 4))) : 0.0f;
+    return make_float4(w[0], w[1], w[2], w[3]);
+  }
+};
+
+/// Grouped rows of 2, 3 and 4 bits: weight = scale * (code - zero).
+template <int kBits>
+struct GroupedFrag : CodedUnit<kBits> {
+  using Base = CodedUnit<kBits>;
+  struct Unit {
+    typename Base::Codes codes;
+    GroupedHeader header;
+    int columns;
+  };
+  static __device__ __forceinline__ Unit load(const RowView& row, int chunk, int lane) {
+    const uint32_t u = uint32_t(chunk) * 32 + uint32_t(lane);
+    Unit unit{};
+    if (32 * u >= row.K) return unit;
+    if constexpr (kBits == 4)
+      load_nibbles(row, u, unit.codes);
+    else
+      load_pairs(row, 0, u, unit.codes);
+    if constexpr (kBits == 3) unit.codes.single = load_stream(row.at<uint32_t>(1, u));
+    unit.header = GroupedHeader::load(row, u);
+    unit.columns = int(min(32u, row.K - 32 * u));
+    return unit;
+  }
+  static __device__ __forceinline__ float4 values(const Unit& unit, int j) { return Base::values(unit.codes, j); }
+  static __device__ __forceinline__ float finish(const Unit& unit, int, const float sums[2], float2 x_sums) {
+    constexpr float kUnit = 1.0f / (1 << (7 - kBits)), kExcess = 1 << kBits;
+    const GroupedHeader& h = unit.header;
+    const float low = fmaf(-(kExcess + h.zero(0)), x_sums.x, sums[0] * kUnit);
+    const float high = fmaf(-(kExcess + h.zero(1)), x_sums.y, sums[1] * kUnit);
+    return fmaf(h.scale(0), low, h.scale(1) * high);
+  }
+  static __device__ __forceinline__ float4 weights(const Unit& unit, int, int j) {
+    const uint32_t word = Base::word(unit.codes, j);
+    float code[4];
+    for (int i = 0; i < 4; ++i) code[i] = float(word >> (8 * i + 7 - kBits) & ((1u << kBits) - 1));
+    return unit.header.weights(code, j, unit.columns);
+  }
+};
+
+/// Grouped rows of 8 bits: a code is placed in the last byte of 2^23, which is then taken off.
+struct GroupedFrag8 : UnitColumns {
+  static constexpr bool kNeedsSums = true;
+  struct Unit {
+    uint32_t code[8];
+    GroupedHeader header;
+    int columns;
+  };
+  static __device__ __forceinline__ Unit load(const RowView& row, int chunk, int lane) {
+    const uint32_t u = uint32_t(chunk) * 32 + uint32_t(lane);
+    Unit unit{};
+    if (32 * u >= row.K) return unit;
+    const uint4 a = load_stream(row.at<uint4>(0, u)), b = load_stream(row.at<uint4>(1, u));
+    unit.code[0] = a.x, unit.code[1] = a.y, unit.code[2] = a.z, unit.code[3] = a.w;
+    unit.code[4] = b.x, unit.code[5] = b.y, unit.code[6] = b.z, unit.code[7] = b.w;
+    unit.header = GroupedHeader::load(row, u);
+    unit.columns = int(min(32u, row.K - 32 * u));
+    return unit;
+  }
+  static __device__ __forceinline__ float4 values(const Unit& unit, int j) {
+    const uint32_t v = unit.code[j];
+    constexpr float kExcess = 8388608.0f;
+    return make_float4(__uint_as_float(__byte_perm(v, 0x4b000000u, 0x7440)) - kExcess,
+                       __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7441)) - kExcess,
+                       __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7442)) - kExcess,
+                       __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7443)) - kExcess);
+  }
+  static __device__ __forceinline__ float finish(const Unit& unit, int, const float sums[2], float2 x_sums) {
+    const GroupedHeader& h = unit.header;
+    return fmaf(h.scale(0), fmaf(-h.zero(0), x_sums.x, sums[0]), h.scale(1) * fmaf(-h.zero(1), x_sums.y, sums[1]));
+  }
+  static __device__ __forceinline__ float4 weights(const Unit& unit, int, int j) {
+    const float4 v = values(unit, j);
+    const float code[4] = {v.x, v.y, v.z, v.w};
+    return unit.header.weights(code, j, unit.columns);
   }
 };
 

@@ -1,0 +1,121 @@
+// tests/kernels/cuda_grouped_rows_test.cc - the CUDA row kernels over grouped rows (gq2 to gq8, nm24_q4) against double
+// precision.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "core/scalar.h"
+#include "grouped_weights.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/rows.h"
+#include "kernels/cuda_memory.h"
+#include "kernels/support.h"
+
+namespace lacuna {
+namespace {
+
+using layout::Id;
+using test::device;
+using test::OnDevice;
+using test::stream;
+
+struct Case {
+  Id id;
+  int64_t g, K;
+};
+std::vector<Case> cases() {
+  std::vector<Case> out;
+  for (const Id id : {Id::gq2, Id::gq3, Id::gq4, Id::gq8})
+    for (const int64_t g : {0, 16, 48, 128})
+      for (const int64_t K : {1, 300, 576, 2051}) out.push_back({id, g, K});
+  for (const int64_t K : {64, 576, 4096}) out.push_back({Id::nm24_q4, 64, K});
+  return out;
+}
+
+struct OnCard {
+  test::GroupedWeight w;
+  OnDevice<std::byte> bytes;
+
+  OnCard(const Case& c, int64_t N, uint64_t seed)
+      : w(test::grouped_weight(c.id, N, c.K, seed, {.group_size = c.g, .whole_zeros = false})), bytes(prepare(w)) {}
+  static std::vector<std::byte> prepare(const test::GroupedWeight& w) {
+    std::vector<std::byte> out(size_t(w.shape.N * cuda::row_places(*w.layout, w.shape.K, w.params).row_bytes));
+    cuda::prepare_rows(*w.layout, w.shape, w.params, w.bytes, test::pool(), out.data());
+    return out;
+  }
+  cuda::Rows rows() const { return {w.layout, bytes.data(), w.shape.N, w.shape.K, w.params}; }
+};
+
+TEST(CudaGroupedRows, ProductsMatchDouble) {
+  LACUNA_NEED_DEVICE();
+  for (const Case& c : cases()) {
+    const OnCard a(c, 77, 1), b(c, 30, 2);
+    Rng rng(3);
+    std::vector<float> x(size_t(c.K)), bias(77);
+    for (float& v : x) v = float(rng.normal());
+    for (float& v : bias) v = float(rng.normal());
+    const OnDevice<float> on_x(x), on_bias(bias), y(77), z(30);
+    const cuda::RowsPart parts[] = {{a.rows(), on_bias.data(), y.data()}, {b.rows(), nullptr, z.data()}};
+    cuda::launch_rows(device(), stream(), {parts, on_x.data()});
+    for (const auto* const part : {&a, &b}) {
+      const std::vector<float> got = (part == &a ? y : z).values();
+      for (int64_t n = 0; n < part->w.shape.N; ++n) {
+        double exact = part == &a ? double(bias[size_t(n)]) : 0, through = std::fabs(exact);
+        for (int64_t k = 0; k < c.K; ++k) {
+          const auto i = size_t(n * c.K + k);
+          exact += double(part->w.decoded[i]) * double(x[size_t(k)]);
+          // Codes pass through the sums with 2^bits added to them.
+          through += 2 * double(part->w.largest[i]) * std::fabs(double(x[size_t(k)]));
+        }
+        ASSERT_LE(std::fabs(double(got[size_t(n)]) - exact), 0x1p-23 * (double(c.K) / 32 + 32) * through + 1e-12)
+            << part->w.layout->name << " g" << c.g << " K " << c.K << " output " << n;
+      }
+    }
+  }
+}
+
+TEST(CudaGroupedRows, EmbeddingsAreTheBitsOfTheLayout) {
+  LACUNA_NEED_DEVICE();
+  for (const Case& c : cases()) {
+    const OnCard a(c, 9, 1);
+    const OnDevice<int32_t> ids(std::vector<int32_t>{8, 0, 3});
+    const OnDevice<float> out(size_t(3 * c.K));
+    cuda::launch_embed(device(), stream(), a.rows(), ids.data(), 3, out.data());
+    const std::vector<float> got = out.values();
+    for (const auto& [at, row] : {std::pair<size_t, size_t>{0, 8}, {1, 0}, {2, 3}})
+      ASSERT_EQ(std::memcmp(&got[at * size_t(c.K)], &a.w.decoded[row * size_t(c.K)], size_t(4 * c.K)), 0)
+          << a.w.layout->name << " g" << c.g << " K " << c.K;
+  }
+}
+
+TEST(CudaGroupedRows, OperandsHoldTheWeights) {
+  LACUNA_NEED_DEVICE();
+  for (const Case& c : cases()) {
+    const OnCard a(c, 140, 1);
+    const OnDevice<float> scale(size_t(140));
+    cuda::launch_weight_scales(device(), stream(), a.rows(), scale.data());
+    const int64_t tiles = (c.K + 63) / 64;
+    const OnDevice<std::byte> operand(size_t(cuda::operand_bytes(140, c.K)));
+    cuda::launch_gemm_weights(device(), stream(), a.rows(), 0, {operand.data(), scale.data(), 140, c.K});
+    const std::vector<std::byte> bytes = operand.values();
+    const std::vector<float> scales = scale.values();
+    for (int64_t n = 0; n < 140; ++n)
+      for (int64_t k = 0; k < tiles * 64; ++k) {
+        f16 half;
+        const int64_t piece = k % 64 / 8, tile = n / 128 * tiles + k / 64;
+        std::memcpy(&half, &bytes[size_t(tile * 16384 + n % 128 * 128 + (piece ^ (n % 8)) * 16 + k % 8 * 2)], 2);
+        const float want = k < c.K ? a.w.decoded[size_t(n * c.K + k)] : 0, got = to_float(half) * scales[size_t(n)];
+        ASSERT_LE(std::fabs(got - want), std::fabs(want) * 0x1p-11f + 1e-12f)
+            << a.w.layout->name << " g" << c.g << " [" << n << ", " << k << "]";
+      }
+  }
+}
+
+}  // namespace
+}  // namespace lacuna
