@@ -82,8 +82,8 @@ struct RowsArgs {
 /// one before it in the stream has ended; it waits for it before it reads x or writes y.
 void launch_rows(const Device& device, Stream& stream, const RowsArgs& args);
 
-/// out[m] = row ids[m] of the matrix, as layout::decode_rows gives it, bit for bit. ids: [M], out: [M, K]; an id
-/// outside [0, N) gives NaN.
+/// out[m] = row ids[m] of the matrix, as layout::decode_rows gives it, bit for bit (nm24_q4: zeros may be negative).
+/// ids: [M], out: [M, K]; an id outside [0, N) gives NaN.
 void launch_embed(const Device& device, Stream& stream, const Rows& rows, const int32_t* ids, int64_t M, float* out);
 
 }  // namespace lacuna::cuda
