@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Times `lacuna bench --device cuda` for several shapes and sparsities.
+--what groups: the same layers in gs4 at several weight sparsities and group sizes, stream-K and slice-K, beside zz4_k, gq4, gq2 and nm24_q4 dense.
 --what linear: beside PyTorch's int4 kernel (torch._weight_int4pack_mm, groups of 128) and ggml's Q4_K (--ggml) on the same layers of the same device in
 the same run: a CUDA graph of one token, every layer's weights in memory of their own, results checked first. --what decode: whole tokens and the prefill of a prompt, beside llama.cpp's
 llama-bench (a CUDA build, --llama-bench) on the same shape in q4_K with the same q6_K head, with flash attention, in alternating rounds.
@@ -26,9 +27,9 @@ SHAPES = {
 GROUP = 128
 
 
-def lacuna_rows(program: str, shape: str, layout: str, sparsity: float, runs: int) -> list[dict]:
+def lacuna_rows(program: str, shape: str, layout: str, sparsity: float, runs: int, more: list[str] | None = None) -> list[dict]:
     command = [program, "bench", "--synthetic", shape, "--device", "cuda", "--what", "linear", "--layout", layout, "--json", "--runs", str(runs),
-               "--layers", str(SHAPES[shape][0])]
+               "--layers", str(SHAPES[shape][0]), *(more or [])]
     if sparsity:
         command += ["--act-sparsity", f"{sparsity:g}"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -173,12 +174,38 @@ def ggml_row(program: str, shape: str, runs: int) -> dict:
     return dict(row, what=f"{row['layers']} layers, ggml", act_sparsity=0.0, tok_s=1e3 / row["median_ms"])
 
 
+def grouped(args) -> list[dict]:
+    """Group-sparse layouts beside dense ones of 4 and 2 bits."""
+    rows = []
+    for shape in args.shape or ["llama-2-7b"]:
+        mine = []
+        for layout, more in [("zz4_k", []), ("gq4", ["--group-size", "128"]), ("gq2", ["--group-size", "64"]), ("nm24_q4", [])]:
+            mine += [dict(row, baseline=True) for row in lacuna_rows(args.lacuna, shape, layout, 0, args.runs, more)]
+        peers = [row for row in [None if args.no_peer else torch_row(shape, args.runs), ggml_row(args.ggml, shape, args.runs) if args.ggml else None] if row]
+        for layout in args.layout or ["gs4"]:
+            for group in args.groups.split(","):
+                for sparsity in args.weight_sparsity.split(","):
+                    for uneven in [[], ["--uneven-rows"]] if args.uneven and float(sparsity) > 0 else [[]]:
+                        more = ["--group-size", group, "--weight-sparsity", sparsity, *uneven]
+                        mine += lacuna_rows(args.lacuna, shape, layout, 0, args.runs, more)
+        best = min(row["median_ms"] for row in mine if row.get("baseline") and row["layout"] in ("zz4_k", "gq4"))
+        for row in mine + peers:
+            row["speedup_over_dense_4_bit"] = round(best / row["median_ms"], 3)
+            for peer in peers:
+                row["speedup_over_" + ("ggml" if "ggml" in peer["what"] else "int4pack")] = round(peer["median_ms"] / row["median_ms"], 3)
+            which = f"g{row['group_size']} {100 * row['weight_sparsity']:.0f}%{' uneven' if row['uneven_rows'] else ''}" if "group_size" in row else ""
+            print(f"{shape:<12} {row['layout']:<9} {which:<16} {row['what']:<36} {row['median_ms']:8.4f} ms ({row['min_ms']:.4f} to {row['max_ms']:.4f}) "
+                  f"{row['gb_s']:7.1f} GB/s {row['speedup_over_dense_4_bit']:.2f}x", flush=True)
+        rows += mine + peers
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lacuna", required=True, help="the program, built with the CUDA backend")
-    parser.add_argument("--what", choices=["linear", "decode"], default="linear")
+    parser.add_argument("--what", choices=["linear", "decode", "groups"], default="linear")
     parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="default: 7B, 8B, 13B and 70B; of decode 7B and 1B")
-    parser.add_argument("--layout", action="append", metavar="ZIGZAG", help="of linear: zz2_k to zz8; default: zz4_k")
+    parser.add_argument("--layout", action="append", metavar="ZIGZAG", help="of linear: zz2_k to zz8, default zz4_k; of groups: gs2 to gs16, default gs4")
     parser.add_argument("--no-peer", action="store_true", help="of linear: without PyTorch's kernel")
     parser.add_argument("--ggml", metavar="PROGRAM", help="of linear: what scripts/harness/build_ggml_linear.sh makes of a CUDA build of llama.cpp")
     parser.add_argument("--sparsity", default="0,25,40,50,65", help="percentages, separated by commas")
@@ -191,7 +218,12 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=512, help="of decode: tokens of a prefill")
     parser.add_argument("--rounds", type=int, default=3, help="of decode")
     parser.add_argument("--tune", action="store_true", help="of decode: find the fastest plans before each timing")
+    parser.add_argument("--groups", default="8,16,32,64,128", help="of groups: inputs of a group, separated by commas")
+    parser.add_argument("--weight-sparsity", default="0,20,30,40,50,60", help="of groups: percentages, separated by commas")
+    parser.add_argument("--uneven", action="store_true", help="of groups: also with rows that keep different shares")
     args = parser.parse_args()
+    if args.what == "groups":
+        return finish(args, grouped(args))
     if args.what == "decode":
         return finish(args, decoding(args))
     rows = []
@@ -225,6 +257,8 @@ def finish(args, rows: list[dict]) -> int:
         device, driver = (part.strip() for part in query.stdout.splitlines()[0].split(","))
         command = ["scripts/gpu_bench.sh", *(f"--shape={shape}" for shape in args.shape or []), f"--sparsity={args.sparsity}", f"--runs={args.runs}"]
         command += [*(f"--layout={layout}" for layout in args.layout or []), *(["--no-peer"] if args.no_peer else []), *(["--ggml=lacuna-ggml-linear"] if args.ggml else [])]
+        if args.what == "groups":
+            command += ["--what=groups", f"--groups={args.groups}", f"--weight-sparsity={args.weight_sparsity}", *(["--uneven"] if args.uneven else [])]
         if args.what == "decode":
             command += ["--what=decode", f"--depths={args.depths}", f"--tokens={args.tokens}", f"--prompt={args.prompt}", f"--rounds={args.rounds}", *(["--tune"] if args.tune else []),
                         *(["--llama-bench=llama-bench"] if args.llama_bench else [])]

@@ -64,12 +64,12 @@ double worst_difference(Decoder& cpu, CudaDecoder& gpu) {
   return worst;
 }
 
-/// A fixture's model stored in a zigzag layout.
+/// A fixture's model stored in a zigzag layout, or another one with params.
 struct Zigzag {
-  explicit Zigzag(const char* name, layout::Id id = layout::Id::zz4_k) {
+  explicit Zigzag(const char* name, layout::Id id = layout::Id::zz4_k, layout::Params params = {}) {
     Model source(test::fixture(std::string("hf/") + name));
     const std::string path = (folder.path() / "zigzag.gguf").string();
-    io::quantize(source.checkpoint, path, {.layout = id, .progress = false}, source.pool);
+    io::quantize(source.checkpoint, path, {.layout = id, .params = params, .progress = false}, source.pool);
     model = std::make_unique<Model>(path);
   }
   test::TempDir folder;
@@ -150,6 +150,25 @@ TEST_F(CudaDecoderTest, EveryZigzagLayoutsLogitsAreThoseOfTheCpu) {
     SCOPED_TRACE(layout::get(id).name);
     const Zigzag zigzag("llama_mha", id);
     EXPECT_LT(worst_difference(*zigzag.model->decoder, *load(*zigzag.model)), 0.03);
+  }
+}
+
+// What `compress` and `quantize` make with groups, with and without biases, in any order of sums and in a fixed one.
+TEST_F(CudaDecoderTest, GroupedAndGroupSparseLogitsAreThoseOfTheCpu) {
+  using layout::Id;
+  const std::pair<Id, int64_t> layouts[] = {{Id::gq2, 32}, {Id::gq3, 0},  {Id::gq4, 16},  {Id::gq8, 32}, {Id::gs2, 16},
+                                            {Id::gs3, 32}, {Id::gs4, 16}, {Id::gs8, 128}, {Id::gs16, 8}};
+  for (const char* name : {"llama_mha", "qwen2_heads_of_8"}) {
+    for (const auto& [id, group_size] : layouts) {
+      SCOPED_TRACE(fmt::format("{} in {}", name, layout::get(id).name));
+      const Zigzag stored(name, id, {.group_size = group_size});
+      const auto gpu = load(*stored.model);
+      EXPECT_LT(worst_difference(*stored.model->decoder, *gpu), 0.03);
+      EXPECT_LT(worst_difference(*stored.model->decoder, *load(*stored.model, {.deterministic = true})), 0.03);
+      if (id == Id::gs4) {
+        EXPECT_THAT(gpu->explain(), HasSubstr("attn_q, attn_k, attn_v: gs4 with groups of 16, stream-K, "));
+      }
+    }
   }
 }
 
@@ -557,6 +576,8 @@ TEST_F(CudaDecoderTest, BatchesGiveTheLogitsOfSingleTokens) {
     const Mixed mixed(
         name, {{"0.attn_q", Id::f16}, {"0.attn_v", Id::zz6_k}, {"ffn_gate", Id::zz6_k}, {"1.ffn_down", Id::f16}});
     check(*mixed.model, 0.03);
+    for (const auto& [id, group_size] : {std::pair<Id, int64_t>{Id::gs4, 16}, {Id::gs16, 8}, {Id::gq4, 32}})
+      check(*Zigzag(name, id, {.group_size = group_size}).model, 0.03);
   }
 }
 
