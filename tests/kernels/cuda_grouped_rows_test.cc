@@ -1,5 +1,5 @@
-// tests/kernels/cuda_grouped_rows_test.cc - the CUDA row kernels over grouped rows (gq2 to gq8, nm24_q4) against double
-// precision.
+// tests/kernels/cuda_grouped_rows_test.cc - the CUDA row kernels over grouped rows (gq2 to gq8, bm2 to bm16, nm24_q4)
+// against double precision.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct Case {
 };
 std::vector<Case> cases() {
   std::vector<Case> out;
-  for (const Id id : {Id::gq2, Id::gq3, Id::gq4, Id::gq8})
+  for (const Id id : {Id::gq2, Id::gq3, Id::gq4, Id::gq8, Id::bm2, Id::bm3, Id::bm4, Id::bm8, Id::bm16})
     for (const int64_t g : {0, 16, 48, 128})
       for (const int64_t K : {1, 300, 576, 2051}) out.push_back({id, g, K});
   for (const int64_t K : {64, 576, 4096}) out.push_back({Id::nm24_q4, 64, K});
@@ -43,7 +43,8 @@ struct OnCard {
   OnDevice<std::byte> bytes;
 
   OnCard(const Case& c, int64_t N, uint64_t seed)
-      : w(test::grouped_weight(c.id, N, c.K, seed, {.group_size = c.g, .whole_zeros = false})), bytes(prepare(w)) {}
+      : w(test::grouped_weight(c.id, N, c.K, seed, {.group_size = c.g, .sparsity = 0.5, .whole_zeros = false})),
+        bytes(prepare(w)) {}
   static std::vector<std::byte> prepare(const test::GroupedWeight& w) {
     std::vector<std::byte> out(size_t(w.shape.N * cuda::row_places(*w.layout, w.shape.K, w.params).row_bytes));
     cuda::prepare_rows(*w.layout, w.shape, w.params, w.bytes, test::pool(), out.data());

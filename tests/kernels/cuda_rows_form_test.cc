@@ -130,28 +130,40 @@ TEST_P(CudaRowsForm, HoldsTheWeightsOfTheCanonicalRows) {
 // Grouped rows, any K: the last unit and the last group may be shorter.
 TEST(CudaRowsFormOf, GroupedRowsHoldTheWeights) {
   ThreadPool pool(2);
-  for (const Id id : {Id::gq2, Id::gq3, Id::gq4, Id::gq8, Id::nm24_q4}) {
+  for (const Id id : {Id::gq2, Id::gq3, Id::gq4, Id::gq8, Id::nm24_q4, Id::bm2, Id::bm3, Id::bm4, Id::bm8, Id::bm16}) {
     for (const int64_t g : {0, 16, 48, 128}) {
       for (const int64_t K : {1, 64, 300, 576}) {
         if (id == Id::nm24_q4 && K % 64 != 0) continue;
-        const test::GroupedWeight w = test::grouped_weight(id, 5, K, 3, {.group_size = g, .whole_zeros = false});
+        const test::GroupedWeight w =
+            test::grouped_weight(id, 5, K, 3, {.group_size = g, .sparsity = 0.5, .whole_zeros = false});
+        const int bits = w.layout->bits;
+        const bool masked = w.layout->family == layout::Family::bitmask;
         const cuda::RowPlaces places = cuda::row_places(*w.layout, K, w.params);
         std::vector<std::byte> prepared(size_t(5 * places.row_bytes), std::byte{0xaa});
         cuda::prepare_rows(*w.layout, w.shape, w.params, w.bytes, pool, prepared.data());
-        const int64_t size = id == Id::nm24_q4 ? 64 : g == 0 || g > K ? K : g;
+        const int64_t size = id == Id::nm24_q4 ? 64 : layout::whole_group(K, g);
         for (int64_t n = 0; n < 5; ++n) {
           const Row row{prepared.data() + n * places.row_bytes, places};
           for (int64_t k = 0; k < K; ++k) {
             const int64_t u = k / 32, i = k / size;
             const int at = int(k % 32);
+            const float want = w.decoded[size_t(n * K + k)];
+            if (bits == 16) {
+              ASSERT_EQ(row.half(0, k), want);
+              continue;
+            }
             ASSERT_EQ(int64_t(cuda::group_of(uint32_t(k / 16), places.group_factor)), i);
-            const uint32_t code = id == Id::gq2   ? row.high(0, u, at, 2)
-                                  : id == Id::gq3 ? row.high(0, u, at, 2) | row.high(1, u, at, 1) << 2
-                                  : id == Id::gq8 ? row.byte(at / 16, 16 * u + at % 16)
-                                                  : row.nibble(0, u, at);
+            if (masked && (row.byte(cuda::kMaskPlane, 4 * u + at / 8) >> (at % 8) & 1) == 0) {
+              ASSERT_EQ(want, 0);
+              continue;
+            }
+            const uint32_t code = bits == 2   ? row.high(0, u, at, 2)
+                                  : bits == 3 ? row.high(0, u, at, 2) | row.high(1, u, at, 1) << 2
+                                  : bits == 8 ? row.byte(at / 16, 16 * u + at % 16)
+                                              : row.nibble(0, u, at);
             const float got =
                 row.half(cuda::kGroupPlane, 2 * i) * (float(code) - row.half(cuda::kGroupPlane, 2 * i + 1));
-            ASSERT_EQ(got, w.decoded[size_t(n * K + k)]) << w.layout->name << " g" << g << " K " << K << " k " << k;
+            ASSERT_EQ(got, want) << w.layout->name << " g" << g << " K " << K << " k " << k;
           }
         }
       }
@@ -162,7 +174,7 @@ TEST(CudaRowsFormOf, GroupedRowsHoldTheWeights) {
 TEST(CudaRowsFormOf, GroupsThatNoKernelReadsAreRefused) {
   EXPECT_THROW(cuda::row_places(layout::get(Id::gq4), 64, {.group_size = 24}), Error);
   EXPECT_NO_THROW(cuda::row_places(layout::get(Id::gq4), 64, {.group_size = 72}));  // the whole row
-  EXPECT_THROW(cuda::row_places(layout::get(Id::bm4), 64, {.group_size = 32}), Error);
+  EXPECT_THROW(cuda::row_places(layout::get(Id::gs4), 64, {.group_size = 32}), Error);
 }
 
 TEST(CudaRowsFormOf, RefusesZigzagLayouts) {

@@ -156,8 +156,9 @@ TEST_F(CudaDecoderTest, EveryZigzagLayoutsLogitsAreThoseOfTheCpu) {
 // What `compress` and `quantize` make with groups, with and without biases, in any order of sums and in a fixed one.
 TEST_F(CudaDecoderTest, GroupedAndGroupSparseLogitsAreThoseOfTheCpu) {
   using layout::Id;
-  const std::pair<Id, int64_t> layouts[] = {{Id::gq2, 32}, {Id::gq3, 0},  {Id::gq4, 16},  {Id::gq8, 32}, {Id::gs2, 16},
-                                            {Id::gs3, 32}, {Id::gs4, 16}, {Id::gs8, 128}, {Id::gs16, 8}};
+  const std::pair<Id, int64_t> layouts[] = {{Id::gq2, 32}, {Id::gq3, 0},   {Id::gq4, 16}, {Id::gq8, 32},
+                                            {Id::bm4, 32}, {Id::bm16, 0},  {Id::gs2, 16}, {Id::gs3, 32},
+                                            {Id::gs4, 16}, {Id::gs8, 128}, {Id::gs16, 8}};
   for (const char* name : {"llama_mha", "qwen2_heads_of_8"}) {
     for (const auto& [id, group_size] : layouts) {
       SCOPED_TRACE(fmt::format("{} in {}", name, layout::get(id).name));

@@ -84,6 +84,7 @@ Kernels kernels_of(const layout::Layout& layout) {
     case layout::Id::f32:
       return kernels<FragF32>();
     case layout::Id::f16:
+    case layout::Id::bm16:
       return kernels<FragF16>();
     case layout::Id::bf16:
       return kernels<FragBf16>();
@@ -116,6 +117,14 @@ Kernels kernels_of(const layout::Layout& layout) {
       return kernels<GroupedFrag<4>>();
     case layout::Id::gq8:
       return kernels<GroupedFrag8>();
+    case layout::Id::bm2:
+      return kernels<MaskedFrag<GroupedFrag<2>>>();
+    case layout::Id::bm3:
+      return kernels<MaskedFrag<GroupedFrag<3>>>();
+    case layout::Id::bm4:
+      return kernels<MaskedFrag<GroupedFrag<4>>>();
+    case layout::Id::bm8:
+      return kernels<MaskedFrag<GroupedFrag8>>();
     default:
       throw Error("--device cuda: no kernel of several tokens reads {}", layout.name);
   }

@@ -41,8 +41,8 @@ struct RowPlaces {
   int64_t row_bytes = 0;
   uint32_t group_factor = 0;  // of group_of()
 };
-/// The plane of scales and zeros of grouped rows.
-inline constexpr int kGroupPlane = kMostPlanes - 1;
+/// The planes of scales and zeros, and of masks, of grouped and bitmask rows.
+inline constexpr int kGroupPlane = kMostPlanes - 1, kMaskPlane = 2;
 /// Throws Error for a layout or a group size that the kernels do not read.
 RowPlaces row_places(const layout::Layout& layout, int64_t K, layout::Params params = {});
 /// The group of columns 16 half to 16 half + 15.
@@ -82,7 +82,8 @@ struct RowsArgs {
 /// one before it in the stream has ended; it waits for it before it reads x or writes y.
 void launch_rows(const Device& device, Stream& stream, const RowsArgs& args);
 
-/// out[m] = row ids[m] of the matrix, as layout::decode_rows gives it, bit for bit (nm24_q4: zeros may be negative).
+/// out[m] = row ids[m] of the matrix, as layout::decode_rows gives it, bit for bit (nm24_q4: zeros may be
+/// negative).
 /// ids: [M], out: [M, K]; an id outside [0, N) gives NaN.
 void launch_embed(const Device& device, Stream& stream, const Rows& rows, const int32_t* ids, int64_t M, float* out);
 

@@ -308,6 +308,8 @@ struct GroupedHeader {
 template <int kBits>
 struct GroupedFrag : CodedUnit<kBits> {
   using Base = CodedUnit<kBits>;
+  /// code = value * kUnit - kExcess.
+  static constexpr float kUnit = 1.0f / (1 << (7 - kBits)), kExcess = 1 << kBits;
   struct Unit {
     typename Base::Codes codes;
     GroupedHeader header;
@@ -328,7 +330,6 @@ struct GroupedFrag : CodedUnit<kBits> {
   }
   static __device__ __forceinline__ float4 values(const Unit& unit, int j) { return Base::values(unit.codes, j); }
   static __device__ __forceinline__ float finish(const Unit& unit, int, const float sums[2], float2 x_sums) {
-    constexpr float kUnit = 1.0f / (1 << (7 - kBits)), kExcess = 1 << kBits;
     const GroupedHeader& h = unit.header;
     const float low = fmaf(-(kExcess + h.zero(0)), x_sums.x, sums[0] * kUnit);
     const float high = fmaf(-(kExcess + h.zero(1)), x_sums.y, sums[1] * kUnit);
@@ -345,6 +346,7 @@ struct GroupedFrag : CodedUnit<kBits> {
 /// Grouped rows of 8 bits: a code is placed in the last byte of 2^23, which is then taken off.
 struct GroupedFrag8 : UnitColumns {
   static constexpr bool kNeedsSums = true;
+  static constexpr float kUnit = 1, kExcess = 0;  // as in GroupedFrag
   struct Unit {
     uint32_t code[8];
     GroupedHeader header;
@@ -363,11 +365,11 @@ struct GroupedFrag8 : UnitColumns {
   }
   static __device__ __forceinline__ float4 values(const Unit& unit, int j) {
     const uint32_t v = unit.code[j];
-    constexpr float kExcess = 8388608.0f;
-    return make_float4(__uint_as_float(__byte_perm(v, 0x4b000000u, 0x7440)) - kExcess,
-                       __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7441)) - kExcess,
-                       __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7442)) - kExcess,
-                       __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7443)) - kExcess);
+    constexpr float kPlaced = 8388608.0f;
+    return make_float4(__uint_as_float(__byte_perm(v, 0x4b000000u, 0x7440)) - kPlaced,
+                       __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7441)) - kPlaced,
+                       __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7442)) - kPlaced,
+                       __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7443)) - kPlaced);
   }
   static __device__ __forceinline__ float finish(const Unit& unit, int, const float sums[2], float2 x_sums) {
     const GroupedHeader& h = unit.header;
@@ -377,6 +379,38 @@ struct GroupedFrag8 : UnitColumns {
     const float4 v = values(unit, j);
     const float code[4] = {v.x, v.y, v.z, v.w};
     return unit.header.weights(code, j, unit.columns);
+  }
+};
+
+/// Bitmask rows: those of Dense, a GroupedFrag, and which weights are kept.
+template <class Dense>
+struct MaskedFrag : UnitColumns {
+  static constexpr bool kNeedsSums = false;
+  struct Unit {
+    typename Dense::Unit dense;
+    uint32_t mask;
+  };
+  static __device__ __forceinline__ Unit load(const RowView& row, int chunk, int lane) {
+    Unit unit{Dense::load(row, chunk, lane), 0};
+    const uint32_t u = uint32_t(chunk) * 32 + uint32_t(lane);
+    if (32 * u < row.K) unit.mask = load_stream(row.at<uint32_t>(kMaskPlane, u));
+    return unit;
+  }
+  /// Zeros where nothing is kept; else weights but for the scale, of columns that have one each half.
+  static __device__ __forceinline__ float4 values(const Unit& unit, int j) {
+    const float4 v = Dense::values(unit.dense, j);
+    const float zero = -(Dense::kExcess + unit.dense.header.zero(j / 4));
+    const uint32_t mask = unit.mask >> (4 * j);
+    return make_float4(mask & 1 ? fmaf(v.x, Dense::kUnit, zero) : 0, mask & 2 ? fmaf(v.y, Dense::kUnit, zero) : 0,
+                       mask & 4 ? fmaf(v.z, Dense::kUnit, zero) : 0, mask & 8 ? fmaf(v.w, Dense::kUnit, zero) : 0);
+  }
+  static __device__ __forceinline__ float finish(const Unit& unit, int, const float sums[2], float2) {
+    return fmaf(unit.dense.header.scale(0), sums[0], unit.dense.header.scale(1) * sums[1]);
+  }
+  static __device__ __forceinline__ float4 weights(const Unit& unit, int lane, int j) {
+    const float4 w = Dense::weights(unit.dense, lane, j);
+    const uint32_t mask = unit.mask >> (4 * j);
+    return make_float4(mask & 1 ? w.x : 0, mask & 2 ? w.y : 0, mask & 4 ? w.z : 0, mask & 8 ? w.w : 0);
   }
 };
 
