@@ -38,6 +38,9 @@ inline FoundDevice& found_device() {
 inline cuda::Device& device() { return *found_device().device; }
 inline cuda::Stream& stream() { return *found_device().stream; }
 
+/// Whether kernels run on the CPU (tests/simt), where a launch takes milliseconds: a few cases must do.
+inline bool emulated() { return device().info().name == "emulated"; }
+
 template <class T>
 class OnDevice {
  public:

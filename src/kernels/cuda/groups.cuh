@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
   using Chunk = GroupChunk<kBits, kGroup>;
   constexpr GroupForm kForm = Chunk::kForm;
   constexpr bool kMma = kMath == Math::mma;
-  extern __shared__ uint4 staged[];
+  uint4* const staged = dynamic_shared<uint4>();
   __shared__ __align__(16) int32_t sums[kPanelRows];
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, t = lane % 4;
   launch_dependents();

@@ -65,10 +65,9 @@ __device__ __forceinline__ void multiply(float sums[4], const MmaA& a, const Mma
 }
 /// The first 8 columns of A and rows of B alone: r[0] and r[1], and r[0].
 __device__ __forceinline__ void multiply_half(float sums[4], const MmaA& a, const MmaB& b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a.r[0]), "r"(a.r[1]), "r"(b.r[0]));
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+               : "r"(a.r[0]), "r"(a.r[1]), "r"(b.r[0]));
 }
 
 }  // namespace lacuna::cuda

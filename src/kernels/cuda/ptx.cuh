@@ -50,6 +50,17 @@ __device__ __forceinline__ void wait_for_predecessors() {
 #endif
 }
 
+/// Waits for `threads` threads, whole warps, at barrier `id` (1 to 15).
+__device__ __forceinline__ void sync_threads(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+/// The block's shared memory whose size the launch gives.
+template <class T>
+__device__ __forceinline__ T* dynamic_shared() {
+  extern __shared__ uint4 of_launch[];
+  return reinterpret_cast<T*>(of_launch);
+}
+
 /// Asks for a cache line in L2.
 __device__ __forceinline__ void prefetch_l2(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 

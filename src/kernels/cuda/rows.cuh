@@ -131,7 +131,7 @@ __device__ __forceinline__ float sum_rows(const float sum[kRows], int lane) {
 template <class Frag, int kRows, int kWarps>
 __global__ void __launch_bounds__(kWarps * 32, 1) multiply_rows(const __grid_constant__ RowsParams p) {
   constexpr int kQuads = Frag::kCols / 4;  // of a lane and chunk
-  extern __shared__ float4 inputs[];
+  float4* const inputs = dynamic_shared<float4>();
   __shared__ float shares[2][kWarps][kRows];
   float* const input_sums = reinterpret_cast<float*>(inputs + staged_at<Frag>(p.chunks, 0, 0));  // [chunks][32][2]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) multiply_rows(const __grid_con
     if (p.ways > 1) {
       // The shares of one round are read before any warp of the team writes those of the round after the next.
       if (lane < kRows) shares[round][warp][lane] = mine;
-      asm volatile("bar.sync %0, %1;" ::"r"(1 + warp / p.ways), "r"(32 * p.ways) : "memory");
+      sync_threads(1 + warp / p.ways, 32 * p.ways);
       if (way == 0 && lane < kRows) {
         mine = 0;
         for (int w = 0; w < p.ways; ++w) mine += shares[round][warp + w][lane];

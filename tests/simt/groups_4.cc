@@ -1,0 +1,1 @@
+#include "kernels/cuda/groups_4.cu"

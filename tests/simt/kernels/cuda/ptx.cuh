@@ -1,0 +1,25 @@
+// tests/simt/kernels/cuda/ptx.cuh - stands in for src/kernels/cuda/ptx.cuh.
+#pragma once
+
+#include "simt.h"
+
+namespace lacuna::cuda {
+
+inline uint32_t load_stream(const uint32_t* from) { return *from; }
+inline uint2 load_stream(const uint2* from) { return *from; }
+inline uint4 load_stream(const uint4* from) { return *from; }
+inline uint32_t load_stream(const uint16_t* from) { return *from; }
+inline uint32_t load_stream(const uint8_t* from) { return *from; }
+inline void launch_dependents() {}
+inline void wait_for_predecessors() {}
+inline void sync_threads(int id, int threads) { simt::sync_named(unsigned(id), unsigned(threads)); }
+template <class T>
+T* dynamic_shared() {
+  return reinterpret_cast<T*>(simt::dynamic_shared());
+}
+inline void reduce_add(float* to, float4 v) { to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w; }
+inline __half2 as_half2(uint32_t bits) { return lacuna_bits_as<__half2>(bits); }
+inline uint32_t as_bits(__half2 v) { return lacuna_bits_as<uint32_t>(v); }
+inline float silu(float g) { return g / (1 + std::exp(-g)); }
+
+}  // namespace lacuna::cuda

@@ -1,0 +1,1 @@
+#include "kernels/cuda/rows_grouped.cu"
