@@ -53,6 +53,7 @@ void launch_groups(const Device& device, Stream& stream, const layout::Layout& l
     p.slices = uint32_t(plan.blocks / w.panels);
   p.K = int(w.K), p.panels = int(w.panels);
   p.int8 = args.input_bits == InputBits::int8;
+  p.early = plan.early;
   const int64_t places = (w.K + w.group - 1) / w.group, shared = places * (w.group * 2 + int64_t(sizeof(float2)));
   if (shared > 48 * 1024)
     check_cuda(cudaFuncSetAttribute(kernel->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));

@@ -33,6 +33,7 @@ struct GroupsParams {
   int K, panels;
   unsigned zero_quads;
   bool int8;
+  float early;
 };
 
 /// What a lane reads of a chunk beside its words.
@@ -352,6 +353,9 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
     Chunk::load(at(mine), 0, lane, words);
     tail = Chunk::load_tail(at(mine), lane);
   }
+  const auto early = uint32_t(p.early * float((all.end - all.begin) * kForm.bytes));
+  for (uint32_t i = kWarps * kForm.bytes + threadIdx.x * 128; i < early; i += kWarps * 32 * 128)
+    prefetch_l2(at(all.begin) + i);
   for (int r = int(threadIdx.x); r < kPanelRows; r += kWarps * 32) sums[r] = 0;
   StagedInputs<kBits, kGroup, kWarps> inputs;
   inputs.x = staged;

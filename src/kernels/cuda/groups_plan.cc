@@ -7,8 +7,9 @@
 namespace lacuna::cuda {
 
 std::string describe(const GroupsPlan& plan) {
-  return fmt::format("{}, {} blocks, {} warps, {} resident{}", plan.split == Split::stream ? "stream-K" : "slice-K",
-                     plan.blocks, plan.warps, plan.resident, plan.math == Math::mma ? "" : ", multiply-adds");
+  return fmt::format("{}, {} blocks, {} warps, {} resident, {:.0f}% early{}",
+                     plan.split == Split::stream ? "stream-K" : "slice-K", plan.blocks, plan.warps, plan.resident,
+                     100 * plan.early, plan.math == Math::mma ? "" : ", multiply-adds");
 }
 
 std::span<const GroupsPlan> groups_plans(const layout::Layout& layout) {

@@ -17,6 +17,7 @@ template <class T>
 T* dynamic_shared() {
   return reinterpret_cast<T*>(simt::dynamic_shared());
 }
+inline void prefetch_l2(const void*) {}
 inline void reduce_add(float* to, float4 v) { to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w; }
 inline __half2 as_half2(uint32_t bits) { return lacuna_bits_as<__half2>(bits); }
 inline uint32_t as_bits(__half2 v) { return lacuna_bits_as<uint32_t>(v); }
