@@ -2,8 +2,8 @@
 """Perplexity of a model after every method of the compressor: the AWP paper's tables on a model at hand.
 
 Tables: pruning (50 to 90%), quantization (INT4, INT3, INT2), joint (25, 50, 75% with INT4, and INT2 beside the last at the same stored bits);
-gqsa (what the GQSA paper's Tables 1 to 3 compare: INT2 in whole rows, in groups of --group-size and in groups of 48, which takes as many bits
-as W4S50; 2:4 alone and with INT4; whole layers dropped; W4 with 20 to 50% of groups of 16 dropped: GQSA's one shot, with its block
+gqsa (what the GQSA paper's Tables 1 to 3 compare: INT2 in whole rows, in groups of --group-size, of 64, and of 48, which takes as many bits as
+W4S50; 2:4 alone and with INT4; whole layers dropped; W4 with 20 to 50% of groups of 16 dropped: GQSA's one shot, with its block
 optimisation, with both stages, and the same from awp+'s groups; with --task zero-shot accuracies too); figure8 (its Figure 8: --sparsities in
 groups of 16, --groups at 50%). Every cell of the last two has its bits a weight beside it. Every row compresses the model with `lacuna compress`, then runs `lacuna perplexity` (protocol hf) on each text. With --device cuda both
 run on the GPU; what they score is then the same values as float32 rows, since packed layouts of dropped weights run on the CPU so far.
@@ -66,14 +66,14 @@ def columns_of(table: str, a: argparse.Namespace) -> list[tuple[str, Rows]]:
     if table == "joint":
         return [(f"{s}% + INT4", plain(JOINT, ["--sparsity", str(s), "--bits", "4", *grid])) for s in (25, 50, 75)]
     if table == "gqsa":  # its paper's Tables 1 to 3
-        two_bits = ["gptq", "awq", "omniquant", "awp+"]
+        two_bits = ["rtn", "gptq", "awq", "omniquant", "awp+"]
         return [("W2 rows", plain(two_bits, ["--bits", "2", "--group-size", "0"])),
                 (f"W2 g{a.group_size}", plain(two_bits, ["--bits", "2", *grid])),
+                ("W2 g64", plain(two_bits, ["--bits", "2", "--group-size", "64"])),
                 (f"W2 g{EQUAL_BITS_GROUP}", plain(two_bits, ["--bits", "2", "--group-size", str(EQUAL_BITS_GROUP)])),
                 ("2:4", plain(["sparsegpt", "wanda", "awp", "awp+"], ["--pattern", "2:4"])),
                 ("W4 2:4", plain(["sparsegpt", "wanda+awq", "awp", "awp+"], ["--pattern", "2:4", "--bits", "4", *grid])),
-                ("layers 25%", {"shortgpt": ("", ["--drop-layers", "25%"])}),
-                ("layers 40%", {"shortgpt": ("", ["--drop-layers", "40%"])}),
+                *((f"layers {n}", {"shortgpt": ("", ["--drop-layers", n])}) for n in a.layers.split(",")),
                 *((f"W4S{s}", gqsa(s, 16)) for s in a.sparsities or (20, 30, 40, 50))]
     # figure8: sparsities in groups of 16, then sizes of groups at 50%
     swept = [(s, 16) for s in a.sparsities or (20, 30, 40, 50, 60, 70, 80)]
@@ -179,6 +179,7 @@ def main() -> int:
     parser.add_argument("--methods", help="only these rows, commas between them, e.g. 'gptq,gqsa, bqpo,awp+, one shot'")
     parser.add_argument("--sparsities", type=lambda text: [int(s) for s in text.split(",")], metavar="LIST", help="gqsa, figure8: percent, e.g. 20,50")
     parser.add_argument("--groups", type=lambda text: [int(g) for g in text.split(",")], metavar="LIST", help="figure8: sizes of groups at 50%%, e.g. 8,16,32,64,128")
+    parser.add_argument("--layers", default="25%,40%", metavar="LIST", help="gqsa: whole layers to drop, numbers or percentages (%(default)s)")
     parser.add_argument("--task", action="append", default=[], metavar="NAME=FILE", help="a zero-shot task to score too, as `lacuna eval` has it; may be repeated")
     parser.add_argument("--labels", help="piqa's right answers, where --task has it")
     parser.add_argument("--limit-questions", type=int, default=0, help="questions of each task; 0: all")
