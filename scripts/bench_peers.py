@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import selectors
 import shlex
 import statistics
@@ -317,8 +318,8 @@ def commit() -> str:
 
 
 def portable_command(typed: str) -> str:
-    """The command as someone else would type it: absolute paths are cut to their last part."""
-    return shlex.join(Path(word).name if word.startswith("/") else word for word in shlex.split(typed))
+    """The command as someone else would type it: absolute paths, also behind NAME=, are cut to their last part."""
+    return shlex.join(re.sub(r"^([^/=]+=)?/(?:.*/)?", r"\1", word) for word in shlex.split(typed))
 
 
 def write_json(path: Path, value: dict) -> None:

@@ -5,14 +5,19 @@
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <charconv>
+#include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <set>
 
 #include "cli/command.h"
+#include "cli/salient.h"
 #include "cli/weights.h"
 #include "compress/device.h"
 #include "compress/e2e.h"
+#include "compress/layer_influence.h"
 #include "compress/walk.h"
 #include "core/error.h"
 #include "core/say.h"
@@ -20,22 +25,32 @@
 #include "io/atomic_file.h"
 #include "io/documents.h"
 #include "io/gguf_model.h"
+#include "io/quantize.h"
 #include "solver/check.h"
+#include "solver/gqsa.h"
+#include "solver/project.h"
 #include "solver/solve.h"
 
 namespace lacuna::cli {
 namespace {
 
+compress::TrainingOptions not_given(compress::TrainingOptions defaults) {
+  defaults.epochs = -1;
+  return defaults;
+}
+
 struct Options : Common {
-  std::string model, out, method = "awp+", bits = "none", pattern, layout = "auto", calib, inputs = "compressed", work;
+  std::string model, out, method = "awp+", bits = "none", pattern, layout = "auto", calib, inputs = "compressed", work,
+                          drop_layers, figures;
   std::vector<std::string> json_keys;
   std::string order = "prune-first", ranges = "searched";
+  double figure_share = 1;  // percent
   double sparsity = 0, token_clip = 4, first_weight = 100, damping = solver::Options().damping;
   int64_t group_size = -1;  // not given
   compress::SampleOptions samples;
   bool hidden_on_disk = false, keep_work = false, symmetric = false;
   int gpu = 0;
-  compress::BqpoOptions bqpo{.epochs = -1};  // not given
+  compress::TrainingOptions bqpo = not_given(compress::kBqpo), omniquant = not_given(compress::kOmniquant);
   compress::E2eOptions e2e{.epochs = -1};
 };
 
@@ -106,10 +121,144 @@ std::set<std::string> quantized_layouts(const io::Checkpoint& checkpoint) {
   return out;
 }
 
+/// --drop-layers: a number, or a percentage of the model's layers, to the nearest number; 0 where it is not given.
+int64_t layers_to_drop(const std::string& text, int64_t layers) {
+  if (text.empty()) return 0;
+  const bool percent = text.back() == '%';
+  double value = 0;
+  const char* last = text.data() + text.size() - (percent ? 1 : 0);
+  const auto [end, error] = std::from_chars(text.data(), last, value);
+  if (error != std::errc() || end != last || !(value > 0) || (!percent && value != std::floor(value)))
+    throw Error("--drop-layers {}: a number of layers, or a percentage as 25%, above 0", text);
+  const double count = percent ? std::round(value / 100 * double(layers)) : value;
+  if (count < 1) throw Error("--drop-layers {}: is less than half of one of {} layers", text, layers);
+  if (count >= double(layers))
+    throw Error("--drop-layers {}: the model has {} layers, of which one must stay", text, layers);
+  return int64_t(count);
+}
+
+/// Layers that are taken out before the rest is compressed (ShortGPT).
+struct Shortened {
+  std::vector<double> influence;  // of each layer
+  std::vector<int64_t> dropped;   // empty: none is
+};
+
+Shortened shorten(io::Checkpoint& source, std::span<const int32_t> ids, const compress::Samples& samples,
+                  const compress::WalkOptions& wanted, const Options& options) {
+  Shortened out;
+  const int64_t count = layers_to_drop(options.drop_layers, model::read_config(source).n_layers);
+  if (count == 0) return out;
+  out.influence = compress::block_influence(source, ids, samples,
+                                            {.device = wanted.device,
+                                             .threads = wanted.threads,
+                                             .hidden_file = wanted.hidden_on_disk ? wanted.work_folder + ".hidden" : "",
+                                             .progress = wanted.progress});
+  out.dropped = compress::least_influential(out.influence, count);
+  if (source.metadata().contains(std::string(io::kThresholdPrefix) + "version"))
+    spdlog::warn(
+        "{}: its thresholds of activation sparsity are of its own layers and are left out; `lacuna calibrate` "
+        "finds those of the result",
+        options.model);
+  source.drop_layers(out.dropped);
+  if (options.json) {
+    print_json({{"block_influence", out.influence}, {"dropped_layers", out.dropped}});
+  } else {
+    for (size_t layer = 0; layer < out.influence.size(); ++layer)
+      print(fmt::format("layer {:>3}: influence {:.5f}{}\n", layer, out.influence[layer],
+                        std::ranges::binary_search(out.dropped, int64_t(layer)) ? "  dropped" : ""));
+  }
+  return out;
+}
+
+/// The layers' matrices as the checkpoint holds them.
+struct Stored {
+  int64_t weights = 0, bytes = 0;
+};
+Stored layer_matrices(const io::Checkpoint& checkpoint) {
+  Stored out;
+  for (const io::Tensor& tensor : checkpoint.tensors())
+    if (io::is_matrix(tensor) && tensor.name.starts_with("blk."))
+      out.weights += tensor.shape.N * tensor.shape.K, out.bytes += int64_t(tensor.bytes.size());
+  return out;
+}
+
+/// Draws which weights of a matrix are salient (GQSA, Figure 1) and says how they cluster.
+void draw_salient(const std::string& name, const solver::Problem& problem, const Options& options) {
+  solver::Problem single = problem;
+  single.pattern = {.kind = solver::Pattern::Kind::unstructured, .sparsity = 1 - options.figure_share / 100};
+  const at::Tensor top =
+      solver::keep_mask(solver::gqsa_score(single), single.pattern).to(at::kCPU).to(at::kByte).contiguous();
+  const SalientMap map{
+      name, top.size(0), top.size(1), {top.data_ptr<uint8_t>(), size_t(top.numel())}, problem.pattern.group};
+  const std::string path = fmt::format("{}/{}.svg", options.figures, name);
+  io::write_file_atomically(path, draw(map));
+  const Clustering clustering = clustering_of(map);
+  if (options.json)
+    print_json({{"figure", path},
+                {"of", name},
+                {"salient_share", clustering.share},
+                {"group", map.group},
+                {"row_groups", clustering.row_groups},
+                {"column_groups", clustering.column_groups},
+                {"by_chance", clustering.by_chance}});
+  else
+    say("{}: {:.2f}% of the groups of {} along rows hold a salient weight, {:.2f}% along columns, {:.2f}% by chance\n",
+        path, 100 * clustering.row_groups, map.group, 100 * clustering.column_groups, 100 * clustering.by_chance);
+}
+
 std::vector<std::string> method_names() {
   std::vector<std::string> names;
   for (const solver::Method& method : solver::methods()) names.emplace_back(method.name);
   return names;
+}
+
+/// What is said at the end.
+struct Summary {
+  std::string method = {};
+  int64_t bytes = 0;                          // of the file
+  int64_t weights = 0, stored = 0, kept = 0;  // of the layers' matrices: weights, bytes, weights not dropped
+  int64_t resumed_layers = 0;
+  double solving = 0, seconds = 0;
+  bool solved = true;  // and not as the source holds them
+};
+
+void print_summary(const Summary& of, const Shortened& shortened, const compress::Samples& samples,
+                   const std::string& calibration_sha256, const Options& options) {
+  const double weights = double(std::max<int64_t>(1, of.weights)), bits = 8.0 * double(of.stored) / weights,
+               sparsity = 1 - double(of.kept) / weights;
+  if (!options.json) {
+    if (!shortened.dropped.empty())
+      print(fmt::format("layers {} of {} dropped\n", fmt::join(shortened.dropped, ", "), shortened.influence.size()));
+    const std::string matrices =
+        of.solved ? fmt::format("; its compressed matrices {:.3f} bits a weight, {:.2f}% of the weights dropped", bits,
+                                100 * sparsity)
+                  : "";
+    print(fmt::format("{}: {} ({} bytes){}\n{:.1f} s, {:.1f} of them in the solver, peak memory {}\n", options.out,
+                      human_bytes(of.bytes), of.bytes, matrices, of.seconds, of.solving,
+                      human_bytes(peak_memory_bytes())));
+    return;
+  }
+  Json row = {{"path", options.out},
+              {"bytes", of.bytes},
+              {"method", of.method},
+              {"effective_bits", bits},
+              {"weight_sparsity", sparsity},
+              {"calibration",
+               {{"text", options.calib},
+                {"sha256", calibration_sha256},
+                {"windows", samples.count()},
+                {"windows_asked", samples.asked},
+                {"seq_len", samples.seq_len},
+                {"text_tokens", samples.text_tokens}}},
+              {"resumed_layers", of.resumed_layers},
+              {"solver_s", of.solving},
+              {"seconds", of.seconds},
+              {"peak_memory_bytes", peak_memory_bytes()}};
+  if (!shortened.dropped.empty()) {
+    row["layers"] = shortened.influence.size();
+    row["dropped_layers"] = shortened.dropped;
+  }
+  print_json(row);
 }
 
 int compress(const Options& options) {
@@ -135,6 +284,10 @@ int compress(const Options& options) {
   wanted.keep_solutions = tuning.epochs > 0;
   wanted.bqpo = options.bqpo;
   if (options.bqpo.epochs < 0) wanted.bqpo.epochs = drops_groups ? 5 : 0;
+  wanted.omniquant = options.omniquant;
+  if (options.omniquant.epochs < 0)
+    wanted.omniquant.epochs =
+        solver::method(options.method).learns_ranges ? compress::omniquant_epochs(wanted.grid.bits) : 0;
   wanted.layout = options.layout;
   wanted.inputs = options.inputs == "dense" ? compress::Inputs::dense : compress::Inputs::compressed;
   wanted.tokens = {options.first_weight, options.token_clip};
@@ -145,14 +298,16 @@ int compress(const Options& options) {
   wanted.work_folder = options.work.empty() ? options.out + ".work" : options.work;
   wanted.hidden_on_disk = options.hidden_on_disk;
   wanted.threads = options.threads;
-  compress::check(wanted);  // before anything is loaded
+  const bool solves = wanted.grid.bits > 0 || wanted.pattern.kind != solver::Pattern::Kind::none;
+  if (solves || options.drop_layers.empty()) compress::check(wanted);  // before anything is loaded
   if (options.device == "cuda") {
     wanted.device = compress::cuda_device(options.gpu);
   } else if (const std::string note = slow_products_note(solver::product_gflops()); !note.empty()) {
     spdlog::warn("{}", note);
   }
 
-  const io::Checkpoint source = open_weights(options.model, options);
+  io::Checkpoint source = open_weights(options.model, options);
+  layers_to_drop(options.drop_layers, model::read_config(source).n_layers);
   if (std::error_code unknown; std::filesystem::equivalent(options.model, options.out, unknown))
     throw Error("{}: is the model that is read; give the new file another name", options.out);
   const std::string text =
@@ -169,15 +324,35 @@ int compress(const Options& options) {
   if (samples.count() < samples.asked)
     spdlog::warn("{}: has {} whole windows of {} tokens, {} were asked for; statistics come from fewer", options.calib,
                  samples.count(), samples.seq_len, samples.asked);
-  if (const auto again = quantized_layouts(source); !again.empty())
+  if (const auto again = quantized_layouts(source); solves && !again.empty())
     spdlog::warn("{} was quantized already ({}): start from f16, bf16 or f32 where you can", options.model,
                  fmt::join(again, ", "));
   wanted.calibration_sha256 = sha256_hex(std::as_bytes(std::span(text)));
 
+  if (!options.json) say("{}\n", samples.describe());
+  const auto start = std::chrono::steady_clock::now();
+  const Shortened shortened = shorten(source, ids, samples, wanted, options);
+  if (!solves) {
+    ThreadPool pool(options.threads);
+    const int64_t bytes =
+        io::quantize(source, options.out, {.layout = layout::Id::f32, .keep_source = true}, pool).file_bytes;
+    const Stored matrices = layer_matrices(source);
+    Summary summary{.method = "shortgpt", .bytes = bytes, .weights = matrices.weights, .stored = matrices.bytes};
+    summary.kept = summary.weights;
+    summary.solved = false;
+    summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    print_summary(summary, shortened, samples, wanted.calibration_sha256, options);
+    return 0;
+  }
   if (!options.json) {
-    say("{}\n", samples.describe());
     print(fmt::format("{:<28}{:>12}{:>8}{:>7}{:>12}{:>11}{:>7}{:>9}\n", "tensor", "shape", "layout", "bits",
                       "loss before", "loss", "iter", "seconds"));
+  }
+  if (!options.figures.empty()) {
+    std::filesystem::create_directories(options.figures);
+    wanted.on_problem = [&](const std::string& name, const solver::Problem& problem) {
+      draw_salient(name, problem, options);
+    };
   }
   const compress::WalkReport report = compress::walk(
       source, ids, samples, wanted,
@@ -193,9 +368,10 @@ int compress(const Options& options) {
         if (options.json)
           print_json(layer.json());
         else
-          print(fmt::format("layer {}: trained {} epochs in {:.1f} s, error of its result {:.3e} -> {:.3e}{}\n",
-                            layer.layer, layer.bqpo.epochs.size(), layer.bqpo.seconds, layer.bqpo.before,
-                            layer.bqpo.after, layer.bqpo.kept ? "" : ", no better: left as the solver made it"));
+          print(fmt::format("layer {}: {} {} epochs in {:.1f} s, error of its result {:.3e} -> {:.3e}{}\n", layer.layer,
+                            layer.stage == "bqpo" ? "trained" : "ranges learned", layer.training.epochs.size(),
+                            layer.training.seconds, layer.training.before, layer.training.after,
+                            layer.training.kept ? "" : ", no better: left as it was"));
       });
   std::string folder = wanted.work_folder;
   if (tuning.epochs > 0) {
@@ -211,39 +387,15 @@ int compress(const Options& options) {
   const int64_t bytes = compress::write_model(source, folder, model::read_config(source).n_layers, options.out);
   if (!options.keep_work) compress::remove_work(wanted.work_folder);
 
-  int64_t weights = 0, stored = 0, kept = 0;
-  double solving = 0;
+  Summary summary{.method = options.method, .bytes = bytes, .resumed_layers = report.resumed_layers};
   for (const compress::MatrixReport& m : report.matrices) {
-    weights += m.N * m.K;
-    stored += m.bytes;
-    kept += int64_t(std::llround((1 - m.sparsity) * double(m.N) * double(m.K)));
-    solving += m.seconds;
+    summary.weights += m.N * m.K;
+    summary.stored += m.bytes;
+    summary.kept += int64_t(std::llround((1 - m.sparsity) * double(m.N) * double(m.K)));
+    summary.solving += m.seconds;
   }
-  const double bits = 8.0 * double(stored) / double(std::max<int64_t>(1, weights)),
-               sparsity = 1 - double(kept) / double(std::max<int64_t>(1, weights));
-  if (options.json)
-    print_json({{"path", options.out},
-                {"bytes", bytes},
-                {"method", options.method},
-                {"effective_bits", bits},
-                {"weight_sparsity", sparsity},
-                {"calibration",
-                 {{"text", options.calib},
-                  {"sha256", wanted.calibration_sha256},
-                  {"windows", samples.count()},
-                  {"windows_asked", samples.asked},
-                  {"seq_len", samples.seq_len},
-                  {"text_tokens", samples.text_tokens}}},
-                {"resumed_layers", report.resumed_layers},
-                {"solver_s", solving},
-                {"seconds", report.seconds},
-                {"peak_memory_bytes", peak_memory_bytes()}});
-  else
-    print(fmt::format(
-        "{}: {} ({} bytes); its compressed matrices {:.3f} bits a weight, {:.2f}% of the weights dropped\n{:.1f} s, "
-        "{:.1f} of them in the solver, peak memory {}\n",
-        options.out, human_bytes(bytes), bytes, bits, 100 * sparsity, report.seconds, solving,
-        human_bytes(peak_memory_bytes())));
+  summary.seconds = report.seconds;
+  print_summary(summary, shortened, samples, wanted.calibration_sha256, options);
   return 0;
 }
 
@@ -288,6 +440,12 @@ Action add_compress(CLI::App& program) {
   command->add_option("--sparsity", options->sparsity, "share of the weights to drop: percent, or a fraction below 1")
       ->check(number_in(0, 99.99))
       ->type_name("S");
+  command
+      ->add_option("--drop-layers", options->drop_layers,
+                   "take whole layers out first, those that change the direction of the text's hidden states least "
+                   "(ShortGPT): a number of them, or a percentage as 25%; may stand alone, without --bits and "
+                   "--sparsity")
+      ->type_name("N");
   command
       ->add_option(
           "--pattern", options->pattern,
@@ -357,6 +515,21 @@ Action add_compress(CLI::App& program) {
       ->capture_default_str()
       ->type_name("NAME");
   command
+      ->add_option(
+          "--omniquant-epochs", options->omniquant.epochs,
+          "omniquant: learn what each group's grid covers against the dense layer's result, so many times over "
+          "the text's windows; default: 40 with --bits 2, else 20")
+      ->check(integer_in(0, 10000))
+      ->type_name("N");
+  command->add_option("--omniquant-lr", options->omniquant.lr, "its learning rate; with few --samples, more is better")
+      ->check(number_in(0, 1, true))
+      ->capture_default_str()
+      ->type_name("L");
+  command->add_option("--omniquant-batch", options->omniquant.batch, "windows of one of its steps")
+      ->check(integer_in(1, 4096))
+      ->capture_default_str()
+      ->type_name("N");
+  command
       ->add_option("--bqpo-epochs", options->bqpo.epochs,
                    "train the weights that each layer keeps against the dense layer's result (GQSA's block "
                    "quantization-pruning optimisation), so many times over the text's windows; default: 5 for gqsa, 0 "
@@ -393,6 +566,15 @@ Action add_compress(CLI::App& program) {
   command->add_flag("--keep-work", options->keep_work, "leave that folder where it is");
   command->add_flag("--hidden-on-disk", options->hidden_on_disk,
                     "keep the text's hidden states in the work folder, not in memory");
+  command
+      ->add_option("--figures", options->figures,
+                   "draw into this folder, an SVG for each matrix, which of its weights are salient (GQSA, Figure 1); "
+                   "layers that a run before this one finished are not drawn again")
+      ->type_name("FOLDER");
+  command->add_option("--figure-share", options->figure_share, "share of a matrix's weights that is drawn, in percent")
+      ->check(number_in(0, 99, true))
+      ->capture_default_str()
+      ->type_name("P");
   command->add_option("--gpu", options->gpu, "number of the CUDA device that solves")
       ->check(CLI::Range(0, 127))
       ->capture_default_str()
@@ -402,6 +584,12 @@ Action add_compress(CLI::App& program) {
   return [options, command] {
     const solver::Method& method = solver::method(options->method);
     const bool rounds = options->bits != "none", drops = options->sparsity > 0 || !options->pattern.empty();
+    if (!rounds && !drops && !options->drop_layers.empty())
+      refuse_given(*command,
+                   {"--method", "--layout", "--inputs", "--token-clip", "--first-weight", "--bqpo-epochs",
+                    "--e2e-epochs", "--omniquant-epochs", "--work", "--keep-work", "--figures"},
+                   "--bits or --sparsity");
+    if (options->figures.empty()) refuse_given(*command, {"--figure-share"}, "--figures");
     if (options->device != "cuda") refuse_given(*command, {"--gpu"}, "--device cuda");
     const bool heeds = method.damped && (rounds || method.does == solver::Method::Does::prune_or_both);
     if (!heeds) refuse_given(*command, {"--damping"}, "--method gptq, sparsegpt or gqsa, or awp+ with --bits");
@@ -411,6 +599,9 @@ Action add_compress(CLI::App& program) {
       refuse_given(*command, {"--ranges"}, "--method awp+, awq, awq+wanda or wanda+awq with --bits");
     const bool trains =
         options->bqpo.epochs > 0 || (options->bqpo.epochs < 0 && method.usual == solver::Pattern::Kind::groups);
+    if (!method.learns_ranges) refuse_given(*command, {"--omniquant-epochs"}, "--method omniquant");
+    if (!method.learns_ranges || options->omniquant.epochs == 0)
+      refuse_given(*command, {"--omniquant-lr", "--omniquant-batch"}, "--method omniquant, with epochs");
     if (!trains) refuse_given(*command, {"--bqpo-lr", "--bqpo-batch"}, "--bqpo-epochs or --method gqsa");
     const bool tunes =
         options->e2e.epochs > 0 || (options->e2e.epochs < 0 && method.usual == solver::Pattern::Kind::groups && rounds);

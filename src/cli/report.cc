@@ -21,6 +21,21 @@ struct Options : Common {
   std::string svg, tensor;
 };
 
+/// What training of one layer, or of the whole net, lost.
+struct Training {
+  std::optional<int64_t> layer;
+  double before = 0, after = 0;
+  std::vector<double> epochs;  // means while parameters moved
+};
+
+/// Stages of training by their names in the commands' output, in their order.
+struct Stage {
+  const char *key, *title, *loss;
+};
+constexpr Stage kStages[] = {{"omniquant", "ranges learned layer by layer", "relative error of a layer's result"},
+                             {"bqpo", "weights trained layer by layer", "relative error of a layer's result"},
+                             {"e2e", "scales and zero points trained end to end", "nats a token"}};
+
 /// One model as the files say it.
 struct Run {
   std::string name, method;
@@ -28,6 +43,8 @@ struct Run {
   std::optional<double> bits, dropped, solver_s, tok_s;
   std::vector<std::pair<std::string, double>> perplexity;  // by text; infinite where the file says null
   std::map<std::string, std::vector<double>> curves;       // of tensors: the relative error after each iteration
+  std::map<std::string, std::vector<Training>> training;   // by stage
+  std::vector<double> influence;                           // of the source's layers, where some were dropped
 
   std::optional<double> on(const std::string& text) const {
     for (const auto& [name_, value] : perplexity)
@@ -44,7 +61,43 @@ void add_summary(const io::JsonObject& object, Run& run) {
   if (const auto bytes = object.integer("bytes")) run.bytes = bytes;
   if (const auto bits = object.number("effective_bits")) run.bits = bits;
   if (const auto dropped = object.number("weight_sparsity")) run.dropped = dropped;
+  const nlohmann::json* gone = object.array("dropped_layers");  // whole layers, which are all alike
+  const double layers = object.number("layers").value_or(0);
+  if (gone != nullptr && layers > 0 && run.dropped)
+    run.dropped = 1 - (1 - *run.dropped) * (1 - double(gone->size()) / layers);
   if (const auto seconds = object.number("solver_s")) run.solver_s = seconds;
+}
+
+std::vector<double> numbers(const nlohmann::json& values, const char* key, const std::string& where) {
+  std::vector<double> out;
+  for (const nlohmann::json& value : values) {
+    if (!value.is_number()) throw Error("{}: \"{}\" must hold numbers", where, key);
+    out.push_back(value.get<double>());
+  }
+  return out;
+}
+
+void add_training(const nlohmann::json& value, std::optional<int64_t> layer, const Stage& stage,
+                  const std::string& where, Run& run) {
+  const io::JsonObject object(value, where);
+  const auto need = [&](const char* key) {
+    const auto number = object.number(key);
+    if (!number) throw Error("{}: \"{}\" of \"{}\" is missing", where, key, stage.key);
+    return *number;
+  };
+  run.training[stage.key].push_back(
+      {layer, need("before"), need("after"), numbers(object.need_array("epochs"), "epochs", where)});
+}
+
+/// Whether the line is of a stage of training, which is added.
+bool add_stage_line(const io::JsonObject& line, const std::string& where, Run& run) {
+  for (const Stage& stage : kStages) {
+    const nlohmann::json* value = line.find(stage.key);
+    if (value == nullptr) continue;
+    add_training(*value, line.integer("layer"), stage, where, run);
+    return true;
+  }
+  return false;
 }
 
 /// One line of what compress, perplexity and bench print with --json.
@@ -53,12 +106,7 @@ void add_line(const nlohmann::json& line, const std::string& where, Run& run) {
   if (object.find("tensor") != nullptr && object.find("loss") != nullptr) {
     const nlohmann::json* curve = object.array("curve");
     if (curve == nullptr || curve->empty()) return;
-    std::vector<double>& points = run.curves[object.need_string("tensor")];
-    points.clear();
-    for (const nlohmann::json& value : *curve) {
-      if (!value.is_number()) throw Error("{}: \"curve\" must hold numbers", where);
-      points.push_back(value.get<double>());
-    }
+    run.curves[object.need_string("tensor")] = numbers(*curve, "curve", where);
   } else if (object.find("effective_bits") != nullptr && object.find("solver_s") != nullptr) {
     if (run.solver_s) throw Error("{}: a second model; give each a file of its own", where);
     add_summary(object, run);
@@ -73,7 +121,11 @@ void add_line(const nlohmann::json& line, const std::string& where, Run& run) {
     run.perplexity.emplace_back(label, object.number("ppl").value_or(std::numeric_limits<double>::infinity()));
   } else if (const auto bench = object.string("bench")) {
     if (*bench == "decode" && object.number("act_sparsity").value_or(0) == 0) run.tok_s = object.number("tok_s");
-  } else {
+  } else if (const nlohmann::json* influence = object.array("block_influence")) {
+    run.influence = numbers(*influence, "block_influence", where);
+  } else if (object.find("figure") != nullptr) {
+    return;  // a file that compress drew
+  } else if (!add_stage_line(object, where, run)) {
     throw Error("{}: neither of `compress`, `perplexity` nor `bench` with --json", where);
   }
 }
@@ -94,6 +146,16 @@ std::vector<Run> rows_of(const nlohmann::json& table, const std::string& path) {
         const io::JsonObject of_text(score, where);
         run.perplexity.emplace_back(text, of_text.number("ppl").value_or(std::numeric_limits<double>::infinity()));
       }
+    if (const nlohmann::json* influence = object.array("block_influence"))
+      run.influence = numbers(*influence, "block_influence", where);
+    for (const Stage& stage : kStages) {
+      const nlohmann::json* values = object.array(stage.key);
+      if (values == nullptr) continue;
+      const bool whole = stage.key == std::string_view("e2e");
+      int64_t layer = 0;
+      for (const nlohmann::json& value : *values)
+        add_training(value, whole ? std::nullopt : std::optional(layer++), stage, where, run);
+    }
     runs.push_back(std::move(run));
   }
   return runs;
@@ -159,6 +221,33 @@ std::vector<PointChart> charts_of(const std::vector<Run>& runs, const std::strin
       for (size_t t = 0; t < found->second.size(); ++t) series.points.emplace_back(double(t), found->second[t]);
     }
   }
+  for (const Run& run : runs) {
+    if (!run.influence.empty()) {
+      PointChart& chart = charts.emplace_back();
+      chart.title = fmt::format("{}: influence of the source's layers (ShortGPT): 1 - cos(in, out)", run.name);
+      chart.x_axis = "layer";
+      chart.y_axis = "block influence";
+      PointChart::Series& series = chart.series.emplace_back(PointChart::Series{"layers", {}, false});
+      for (size_t layer = 0; layer < run.influence.size(); ++layer)
+        series.points.emplace_back(double(layer), run.influence[layer]);
+    }
+    for (const Stage& stage : kStages) {
+      const auto found = run.training.find(stage.key);
+      if (found == run.training.end()) continue;
+      PointChart& chart = charts.emplace_back();
+      chart.title = fmt::format("{}: {} ({})", run.name, stage.title, stage.key);
+      chart.x_axis = "epoch: first and last point as measured, between them each epoch's mean";
+      chart.y_axis = stage.loss;
+      for (const Training& one : found->second) {
+        PointChart::Series& series = chart.series.emplace_back();
+        series.name = one.layer ? fmt::format("layer {}", *one.layer) : "net";
+        series.joined = true;
+        series.points.emplace_back(0, one.before);
+        for (size_t e = 0; e < one.epochs.size(); ++e) series.points.emplace_back(double(e) + 0.5, one.epochs[e]);
+        series.points.emplace_back(double(one.epochs.size()), one.after);
+      }
+    }
+  }
   for (const std::string& text : texts_of(runs)) {
     PointChart chart;
     chart.title = fmt::format("Perplexity on {} against size", text);
@@ -169,7 +258,8 @@ std::vector<PointChart> charts_of(const std::vector<Run>& runs, const std::strin
         chart.series.push_back({run.name, {{double(*run.bytes) / double(1 << 20), *run.on(text)}}, false});
     if (!chart.series.empty()) charts.push_back(std::move(chart));
   }
-  if (charts.empty()) throw Error("--svg: nothing to draw: no run has a curve, or a size and a perplexity");
+  if (charts.empty())
+    throw Error("--svg: nothing to draw: no run has a curve, a stage of training, or a size and a perplexity");
   return charts;
 }
 
@@ -242,7 +332,10 @@ Action add_report(CLI::App& program) {
       "of "
       "scripts/compress_tables.py.");
   command->add_option("RUN", options->files, "files of JSON lines, or tables; - is standard input")->required();
-  command->add_option("--svg", options->svg, "draw perplexity against size, and the solver's error by iteration")
+  command
+      ->add_option("--svg", options->svg,
+                   "draw perplexity against size, the solver's error by iteration, what each stage of training "
+                   "lost by epoch, and the influence of layers where some were dropped")
       ->type_name("FILE");
   command->add_option("--tensor", options->tensor, "whose error is drawn; default: the first that has a curve")
       ->type_name("NAME");

@@ -1,4 +1,4 @@
-// src/compress/training.h - what block and end-to-end optimisation (bqpo.h, e2e.h) share.
+// src/compress/training.h - what training of blocks and of the whole net (block_training.h, e2e.h) share.
 #pragma once
 
 #include <ATen/ATen.h>

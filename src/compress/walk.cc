@@ -1,19 +1,14 @@
 #include "compress/walk.h"
 
-#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <optional>
 
 #include "compress/e2e.h"
+#include "compress/hidden_states.h"
 #include "core/error.h"
 #include "core/mapped_file.h"
 #include "core/progress.h"
@@ -30,68 +25,6 @@ using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-/// Makes the file with all of its bytes on the disk: a mapped page that the disk has no room for would end the program.
-void reserve(const std::string& path, int64_t bytes) {
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) throw Error("{}: cannot create it: {}", path, std::strerror(errno));
-  const int failed = ::posix_fallocate(fd, 0, off_t(bytes));
-  ::close(fd);
-  if (failed == 0) return;
-  std::error_code ignored;
-  std::filesystem::remove(path, ignored);
-  throw Error(
-      "{}: no room for {} bytes of hidden states: {}; leave --hidden-on-disk out, or give --work a folder on another "
-      "disk",
-      path, bytes, std::strerror(failed));
-}
-
-/// The hidden states of all windows, [windows, tokens, n_embd].
-class HiddenStates {
- public:
-  HiddenStates(const Net& net, std::span<const int32_t> ids, const Samples& samples, const std::string& file)
-      : device_(net.device()), file_(file) {
-    const std::array<int64_t, 3> shape = {samples.count(), samples.seq_len, net.config().n_embd};
-    const int64_t values = samples.tokens() * net.config().n_embd;
-    if (!file.empty()) reserve(file, values * int64_t(sizeof(float)));
-    states_ = file.empty() ? at::empty(shape, at::kFloat) : at::from_file(file, true, values, at::kFloat).view(shape);
-    for (int64_t w = 0; w < samples.count(); ++w) {
-      const auto window = ids.subspan(size_t(samples.first[size_t(w)]), size_t(samples.seq_len));
-      const at::Tensor row = at::tensor(at::ArrayRef<int32_t>(window.data(), window.size()), at::kInt).to(at::kLong);
-      states_[w].copy_(net.embed(row.unsqueeze(0))[0]);
-    }
-  }
-  ~HiddenStates() {
-    states_.reset();
-    std::error_code ignored;
-    if (!file_.empty()) std::filesystem::remove(file_, ignored);
-  }
-  HiddenStates(const HiddenStates&) = delete;
-  HiddenStates& operator=(const HiddenStates&) = delete;
-
-  int64_t windows() const { return states_.size(0); }
-  at::Tensor get(int64_t w) const { return states_[w].unsqueeze(0).to(device_); }
-  void set(int64_t w, const at::Tensor& hidden, int64_t layer) {
-    if (!at::isfinite(hidden).all().item<bool>())
-      throw Error(
-          "layer {}, calibration window {}: the layer's result holds NaN or infinity; the model or the text is "
-          "damaged, or the layer's compressed matrices are (try --inputs dense)",
-          layer, w);
-    states_[w].copy_(hidden[0]);
-  }
-
- private:
-  at::Device device_;
-  std::string file_;
-  at::Tensor states_;
-};
-
-/// LibTorch's own threads, and those of OpenBLAS where that multiplies for it.
-void use_threads(int threads) {
-  at::set_num_threads(threads);
-  using Set = void (*)(int);
-  if (const auto set = reinterpret_cast<Set>(::dlsym(RTLD_DEFAULT, "openblas_set_num_threads"))) set(threads);
-}
 
 /// Of every tensor's name and bytes.
 std::string digest_of(const io::Checkpoint& checkpoint) {
@@ -119,6 +52,9 @@ Json settings_of(const io::Checkpoint& checkpoint, const Samples& samples, const
           {"damping", options.solving.damping},
           {"order", int(options.solving.order)},
           {"ranges", options.solving.search_ranges ? "searched" : "whole"},
+          {"omniquant_epochs", options.omniquant.epochs},
+          {"omniquant_lr", options.omniquant.lr},
+          {"omniquant_batch", options.omniquant.batch},
           {"bqpo_epochs", options.bqpo.epochs},
           {"bqpo_lr", options.bqpo.lr},
           {"bqpo_batch", options.bqpo.batch},
@@ -136,7 +72,7 @@ std::string text_of(const std::string& path) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-constexpr const char* kSettings = "settings.json";
+constexpr const char *kSettings = "settings.json", *kRanges = "omniquant", *kBlocks = "bqpo";  // stages of training
 
 void open_work_folder(const io::Checkpoint& checkpoint, const Samples& samples, const WalkOptions& options) {
   std::filesystem::create_directories(options.work_folder);
@@ -248,6 +184,7 @@ Solving solve_matrix(const std::string& name, const at::Tensor& W, const solver:
   out.problem = {
       .W = W, .stats = statistics, .grid = options.grid, .pattern = options.pattern, .options = options.solving};
   out.report.name = name;
+  if (options.on_problem) options.on_problem(name, out.problem);
   out.report.loss_before = relative_loss(W, plain_solution(out.problem), statistics.second_moment);
   out.problem.W = weight;
   out.problem.stats = after_folding(statistics, scale);
@@ -317,18 +254,20 @@ void check(const WalkOptions& options) {
 
 Json LayerReport::json() const {
   return {{"layer", layer},
-          {"bqpo",
-           {{"before", bqpo.before},
-            {"after", bqpo.after},
-            {"epochs", bqpo.epochs},
-            {"kept", bqpo.kept},
-            {"seconds", bqpo.seconds}}}};
+          {stage,
+           {{"before", training.before},
+            {"after", training.after},
+            {"epochs", training.epochs},
+            {"kept", training.kept},
+            {"seconds", training.seconds}}}};
 }
 
 LayerReport LayerReport::from_json(const Json& json) {
-  const Json& bqpo = json.at("bqpo");
+  const std::string stage = json.contains(kBlocks) ? kBlocks : kRanges;
+  const Json& one = json.at(stage);
   return {json.at("layer"),
-          {bqpo.at("before"), bqpo.at("after"), bqpo.at("epochs"), bqpo.at("kept"), bqpo.at("seconds")}};
+          stage,
+          {one.at("before"), one.at("after"), one.at("epochs"), one.at("kept"), one.at("seconds")}};
 }
 
 Json MatrixReport::json() const {
@@ -384,14 +323,16 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
     return options.hidden_on_disk ? options.work_folder + "/" + name : std::string();
   };
   HiddenStates hidden(net, ids, samples, file_of("hidden"));
-  const bool trains = options.bqpo.epochs > 0;
+  const bool learns_ranges = solver::method(options.method).learns_ranges && options.omniquant.epochs > 0,
+             trains_weights = options.bqpo.epochs > 0, trains = learns_ranges || trains_weights;
   std::optional<HiddenStates> teacher;  // what the dense layers give
   if (trains) teacher.emplace(net, ids, samples, file_of("teacher"));
 
   WalkReport report;
   std::optional<Progress> progress;
   // A window costs about as much in each of the two passes; solving is counted as one pass more.
-  const int64_t passes = 3 + (trains ? options.bqpo.epochs + 2 : 0);
+  const int64_t passes =
+      3 + (learns_ranges ? options.omniquant.epochs + 2 : 0) + (trains_weights ? options.bqpo.epochs + 2 : 0);
   if (options.progress) progress.emplace("Compressing", layers * passes * hidden.windows(), "windows");
   const auto step = [&](int64_t windows) {
     if (progress) progress->add(windows);
@@ -402,6 +343,8 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
     Layer layer = net.load_layer(index);
     const Layer dense = layer;
     const bool last = index + 1 == layers;
+    // The next layer's inputs can replace this one's while its statistics are gathered, where no training needs them.
+    const bool ahead = dense_inputs && !trains && !last;
     if (trains)
       for (int64_t w = 0; w < teacher->windows(); ++w) teacher->set(w, net.forward(dense, teacher->get(w)), index);
     if (std::filesystem::exists(path) &&
@@ -415,7 +358,7 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
           if (tensor.name == name) *vector = unpack(tensor).to(options.device);
       }
       for (const Json& row : io::parse_json(packed.report, path)) {
-        if (row.contains("bqpo")) {
+        if (!row.contains("tensor")) {
           report.layers.push_back(LayerReport::from_json(row));
           if (on_layer) on_layer(report.layers.back());
           continue;
@@ -429,7 +372,7 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
       StatisticsSums sums(options.tokens);
       const auto add = [&](model::Input input, const at::Tensor& x) { sums.add(input, x); };
       for (int64_t w = 0; w < hidden.windows(); ++w, step(1)) {
-        if (dense_inputs && !last) {
+        if (ahead) {
           hidden.set(w, net.forward(dense, hidden.get(w), add), index);
         } else {
           net.inputs(dense, hidden.get(w), add);
@@ -452,17 +395,23 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
         solved[m] = solve_matrix(model::tensor_name(index, model::Matrix(m)) + ".weight", dense.weight[m],
                                  statistics[input_of(m)], layer.weight[m], scales[input_of(m)], options, solutions[m]);
       }
-      if (trains) {
-        LayerReport trained{index,
-                            bqpo(
-                                net, layer, options.grid, options.tokens, options.bqpo, options.seed + uint64_t(index),
-                                hidden.windows(), [&](int64_t w) { return hidden.get(w); },
-                                [&](int64_t w) { return teacher->get(w); }, solutions, step)};
-        rows.push_back(trained.json());
-        report.layers.push_back(std::move(trained));
+      const Block block{.net = net,
+                        .layer = layer,
+                        .grid = options.grid,
+                        .tokens = options.tokens,
+                        .seed = options.seed + uint64_t(index),
+                        .windows = hidden.windows(),
+                        .inputs = [&](int64_t w) { return hidden.get(w); },
+                        .targets = [&](int64_t w) { return teacher->get(w); },
+                        .after_windows = step};
+      const auto add_stage = [&](const char* stage, const TrainingReport& training) {
+        report.layers.push_back({index, stage, training});
+        rows.push_back(report.layers.back().json());
         if (progress) progress->hide();
         if (on_layer) on_layer(report.layers.back());
-      }
+      };
+      if (learns_ranges) add_stage(kRanges, omniquant(block, options.omniquant, solutions));
+      if (trains_weights) add_stage(kBlocks, bqpo(block, options.bqpo, solutions));
       for (size_t m = 0; m < solved.size(); ++m) {
         if (!layer.weight[m].defined()) continue;
         report.matrices.push_back(
@@ -476,7 +425,7 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
       packed.report = rows.dump();
       write_layer(path, packed);
       step(hidden.windows());
-      if (dense_inputs || last) {  // the next layer's inputs are there, or there is no next
+      if (ahead || last) {  // the next layer's inputs are there, or there is no next
         step(hidden.windows());
         continue;
       }

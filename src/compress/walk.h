@@ -21,6 +21,7 @@
 
 #include "compress/bqpo.h"
 #include "compress/net.h"
+#include "compress/omniquant.h"
 #include "compress/packed.h"
 #include "compress/samples.h"
 #include "compress/statistics.h"
@@ -41,7 +42,8 @@ struct WalkOptions {
   Inputs inputs = Inputs::compressed;
   TokenWeights tokens;
   solver::Options solving;
-  BqpoOptions bqpo;
+  TrainingOptions omniquant = kOmniquant;  // of a method that learns ranges
+  TrainingOptions bqpo = kBqpo;            // after it, or after any other
   uint64_t seed = 0;
   at::Device device = at::kCPU;
   int threads = 1;
@@ -49,6 +51,9 @@ struct WalkOptions {
   bool hidden_on_disk = false;  // hidden states in a mapped file of the work folder
   bool keep_solutions = false;  // codes, scales and zero points too, for e2e.h
   bool progress = true;
+  /// Called with each matrix as the checkpoint holds it and its statistics, before it is solved; not for layers that
+  /// were found finished.
+  std::function<void(const std::string& name, const solver::Problem& problem)> on_problem = {};
   std::string calibration_sha256;  // of the text: a work folder made with another one is refused
 };
 
@@ -73,10 +78,11 @@ struct MatrixReport {
   static MatrixReport from_json(const nlohmann::json& json);
 };
 
-/// Of a layer whose weights were trained (bqpo.h).
+/// Of a layer in which something was trained.
 struct LayerReport {
   int64_t layer = 0;
-  BqpoReport bqpo;
+  std::string stage;  // "omniquant" or "bqpo"
+  TrainingReport training;
 
   nlohmann::json json() const;
   static LayerReport from_json(const nlohmann::json& json);
@@ -84,14 +90,14 @@ struct LayerReport {
 
 struct WalkReport {
   std::vector<MatrixReport> matrices;
-  std::vector<LayerReport> layers;  // with options.bqpo.epochs > 0
+  std::vector<LayerReport> layers;  // one for each stage of training with epochs
   int64_t resumed_layers = 0;       // found finished
   double seconds = 0;
 };
 
-/// ids: the calibration text. Calls `on_matrix` after each matrix, `on_layer` after a layer's training. The packed
-/// layers are in the work folder afterwards (layer_path). Throws Error naming layer and window when a hidden state is
-/// not finite, and when the work folder belongs to another run or holds files of none.
+/// ids: the calibration text. Calls `on_matrix` after each matrix, `on_layer` after each stage of a layer's training.
+/// The packed layers are in the work folder afterwards (layer_path). Throws Error naming layer and window when a hidden
+/// state is not finite, and when the work folder belongs to another run or holds files of none.
 WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, const Samples& samples,
                 const WalkOptions& options, const std::function<void(const MatrixReport&)>& on_matrix = {},
                 const std::function<void(const LayerReport&)>& on_layer = {});

@@ -1,6 +1,7 @@
 #include "io/checkpoint.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -171,6 +172,55 @@ const Tensor* Checkpoint::find(std::string_view name) const {
 const Tensor& Checkpoint::require(std::string_view name) const {
   if (const Tensor* tensor = find(name)) return *tensor;
   throw Error("{}: tensor {} is missing", data_->path, name);
+}
+
+void Checkpoint::drop_layers(std::span<const int64_t> layers) {
+  const std::string count_key = data_->architecture + ".block_count";
+  const int64_t count = data_->metadata.need_integer(count_key);
+  std::vector<int64_t> number(size_t(std::max<int64_t>(count, 0)), 0);  // of each layer from now on; -1: it goes
+  for (const int64_t layer : layers) {
+    if (layer < 0 || layer >= count) throw Error("{}: has no layer {}, only 0 to {}", path(), layer, count - 1);
+    number[size_t(layer)] = -1;
+  }
+  int64_t kept = 0;
+  for (int64_t& n : number)
+    if (n == 0) n = kept++;
+  if (kept == 0) throw Error("{}: none of its {} layers would stay", path(), count);
+
+  std::vector<Tensor> tensors;
+  std::map<std::string, size_t, std::less<>> index;
+  for (Tensor& tensor : data_->tensors) {
+    constexpr std::string_view kBlock = "blk.";
+    if (tensor.name.starts_with(kBlock)) {
+      const char* first = tensor.name.data() + kBlock.size();
+      const char* last = tensor.name.data() + tensor.name.size();
+      int64_t layer = 0;
+      const auto [end, error] = std::from_chars(first, last, layer);
+      if (error != std::errc() || layer < 0 || layer >= count)
+        throw Error("{}: tensor {} is of no layer from 0 to {}", path(), tensor.name, count - 1);
+      if (number[size_t(layer)] < 0) continue;
+      tensor.name = fmt::format("{}{}{}", kBlock, number[size_t(layer)], std::string(end, last));
+    }
+    index.emplace(tensor.name, tensors.size());
+    tensors.push_back(std::move(tensor));
+  }
+  data_->tensors = std::move(tensors);
+  data_->index = std::move(index);
+
+  std::vector<std::string> found_for_all;
+  for (const auto& [key, value] : data_->metadata.entries())
+    if (key.starts_with(kThresholdPrefix)) found_for_all.push_back(key);
+  for (const std::string& key : found_for_all) data_->metadata.erase(key);
+  for (const char* name : {"attention.head_count", "attention.head_count_kv", "feed_forward_length"}) {
+    const std::string key = fmt::format("{}.{}", data_->architecture, name);
+    const auto values = data_->metadata.integers(key);  // one for all layers, or one for each
+    if (!values || int64_t(values->size()) != count) continue;
+    std::vector<uint32_t> rest;
+    for (size_t layer = 0; layer < values->size(); ++layer)
+      if (number[layer] >= 0) rest.push_back(uint32_t((*values)[layer]));
+    data_->metadata.set(key, std::move(rest));
+  }
+  data_->metadata.set(count_key, uint32_t(kept));
 }
 
 int64_t Checkpoint::file_bytes() const {

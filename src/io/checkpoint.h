@@ -31,6 +31,9 @@ struct Tensor {
   layout::Params params = {};        // of the layout, from lacuna.manifest or the importer
 };
 
+/// Of the keys that thresholds of activation sparsity have (model/sparsity.h).
+inline constexpr std::string_view kThresholdPrefix = "lacuna.threshold.";
+
 enum class Source : uint8_t { gguf, huggingface };
 /// Which two elements of a head rotary embedding turns together.
 enum class RopePairs : uint8_t { adjacent, halves };
@@ -57,6 +60,10 @@ class Checkpoint {
   const Tensor* find(std::string_view name) const;
   /// Throws Error naming the tensor and the file.
   const Tensor& require(std::string_view name) const;
+  /// Takes these layers out, ascending numbers; those that stay are numbered anew, in names and metadata, as if the
+  /// file held no others. Thresholds of activation sparsity go: they were found for the layers as they were. Throws
+  /// Error for a number that is no layer's, and where none would stay.
+  void drop_layers(std::span<const int64_t> layers);
   /// Bytes of all files that hold weights.
   int64_t file_bytes() const;
   /// What the user should know of the weights, a sentence each: what a quantized folder asks for and does not get.

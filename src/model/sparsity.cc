@@ -5,11 +5,12 @@
 #include <limits>
 
 #include "core/error.h"
+#include "io/checkpoint.h"
 
 namespace lacuna::model {
 namespace {
 
-const std::string kPrefix = "lacuna.threshold.";
+const std::string kPrefix(io::kThresholdPrefix);
 constexpr int64_t kVersion = 1;
 constexpr std::array<Mode, 3> kModes = {Mode::uniform, Mode::greedy, Mode::layered};
 constexpr std::array<Criterion, 2> kCriteria = {Criterion::magnitude, Criterion::wina};

@@ -13,6 +13,7 @@
 #include "solver/gptq.h"
 #include "solver/gqsa.h"
 #include "solver/magnitude.h"
+#include "solver/omniquant.h"
 #include "solver/rtn.h"
 #include "solver/sparsegpt.h"
 #include "solver/wanda.h"
@@ -32,6 +33,8 @@ constexpr Method kMethods[] = {
     {"gptq", "column sweep that rounds", Does::quantize, Kind::none, nullptr, gptq, true},
     {"awq", "rounds with searched input scales and ranges", Does::quantize, Kind::none, awq_scale, awq, false, false,
      true},
+    {"omniquant", "rounds to nearest on ranges that are learned layer by layer", Does::quantize, Kind::none, nullptr,
+     omniquant, false, false, false, true},
     {"awq+wanda", "awq, then wanda's mask", Does::both, Kind::row, awq_scale, awq_wanda, false, false, true},
     {"wanda+awq", "wanda's mask, then awq", Does::both, Kind::row, wanda_awq_scale, wanda_awq, false, false, true},
     {"gqsa", "drops whole groups of inputs by their saliency, rounds the rest", Does::prune_or_both, Kind::groups,

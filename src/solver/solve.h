@@ -41,6 +41,8 @@ struct Method {
   Solution (*run)(const Problem&);
   /// Whether it heeds Options::damping, Options::order where it does both, Options::search_ranges where it rounds.
   bool damped = false, ordered = false, ranged = false;
+  /// Whether its answer is where training of ranges begins (compress/omniquant.h), and not yet the method's.
+  bool learns_ranges = false;
 };
 
 /// In the order of tables: baselines first.

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <regex>
+
 #include "io/atomic_file.h"
 #include "process.h"
 #include "test_support.h"
@@ -60,6 +62,54 @@ TEST(Report, DrawsErrorsByIterationAndPerplexityAgainstSize) {
   EXPECT_EQ(run_lacuna({"report", a, "--tensor", "nothing"}).code, 1);
 }
 
+/// The points of every line, in the order of the drawing.
+std::vector<std::vector<std::pair<double, double>>> lines_of(const std::string& svg) {
+  std::vector<std::vector<std::pair<double, double>>> out;
+  const std::regex line("<polyline [^>]*points=\"([^\"]*)\""), point("([-0-9.e+]+),([-0-9.e+]+)");
+  for (std::sregex_iterator at(svg.begin(), svg.end(), line), end; at != end; ++at) {
+    const std::string points = (*at)[1];
+    out.emplace_back();
+    for (std::sregex_iterator p(points.begin(), points.end(), point), last; p != last; ++p)
+      out.back().emplace_back(std::stod((*p)[1]), std::stod((*p)[2]));
+  }
+  return out;
+}
+
+TEST(Report, DrawsWhatTrainingLostByEpoch) {
+  const TempDir folder;
+  const std::string a = folder.file("a.json"), svg = folder.file("r.svg");
+  io::write_file_atomically(a, R"({"figure":"f.svg","of":"blk.0.attn_q.weight"}
+{"layer":0,"bqpo":{"before":0.4,"after":0.1,"epochs":[0.3,0.2],"kept":true,"seconds":1}}
+{"layer":1,"bqpo":{"before":0.2,"after":0.1,"epochs":[0.15,0.12],"kept":true,"seconds":1}}
+{"e2e":{"before":3,"after":2,"epochs":[2.5],"steps":4,"resumed_steps":0,"kept":true,"seconds":1}}
+)");
+  output_of({"report", a, "--svg", svg});
+  const std::string drawn = read_text(svg);
+  EXPECT_THAT(drawn, HasSubstr("a: weights trained layer by layer (bqpo)"));
+  EXPECT_THAT(drawn, HasSubstr("a: scales and zero points trained end to end (e2e)"));
+  EXPECT_THAT(drawn, HasSubstr(">layer 1<"));
+  const auto lines = lines_of(drawn);
+  ASSERT_EQ(lines.size(), 3u);
+  ASSERT_EQ(lines[0].size(), 4u);  // before, two epochs, after
+  // Epochs 0, 0.5, 1.5, 2 across; the loss linear upwards: 0.4 at the top, and 0.2 as far from 0.3 as that from it.
+  EXPECT_NEAR((lines[0][1].first - lines[0][0].first) / (lines[0][3].first - lines[0][0].first), 0.25, 1e-3);
+  EXPECT_NEAR(lines[0][1].second - lines[0][0].second, lines[0][2].second - lines[0][1].second, 0.01);
+  EXPECT_NEAR(lines[1][0].second, lines[0][2].second, 0.01);
+  EXPECT_NEAR(lines[1][3].second, lines[0][3].second, 0.01);
+  ASSERT_EQ(lines[2].size(), 3u);
+}
+
+TEST(Report, CountsWholeLayersAsDropped) {
+  const TempDir folder;
+  const std::string a = folder.file("a.json"), svg = folder.file("r.svg");
+  io::write_file_atomically(a, R"({"block_influence":[0.5,0.01,0.02,0.4],"dropped_layers":[1]}
+{"path":"a.gguf","bytes":2097152,"method":"awp","effective_bits":3.25,"weight_sparsity":0.5,"solver_s":1,"layers":4,"dropped_layers":[1]}
+)");
+  const auto rows = json_lines(output_of({"report", a, "--svg", svg, "--json"}));
+  EXPECT_DOUBLE_EQ(rows[0]["weight_sparsity"].get<double>(), 1 - 0.5 * 0.75);
+  EXPECT_THAT(read_text(svg), HasSubstr("influence of the source"));
+}
+
 TEST(Report, ReadsTables) {
   const TempDir folder;
   const std::string path = folder.file("table.json");
@@ -91,6 +141,7 @@ TEST(Report, SaysWhatItCannotRead) {
   refused("{\"ppl\": \"x\"}\n", "ppl");
   refused("{\"ppl\": 1, \"text\": \"a\"}\n{\"ppl\": 2, \"text\": \"a\"}\n", "line 2: a has a perplexity already");
   refused("{\"ppl\": 1, \"act_sparsity\": 0.5}\n", "run dense");
+  refused("{\"layer\": 0, \"bqpo\": {\"before\": 1, \"epochs\": []}}\n", "\"after\" of \"bqpo\" is missing");
   refused("{\n \"columns\": []\n}\n", "rows");
   EXPECT_NE(run_lacuna({"report", folder.file("absent.json")}).code, 0);
 }

@@ -116,10 +116,10 @@ TEST(Bqpo, BringsEveryLayersResultNearerInEveryFamily) {
     const Made made = make(checkpoint, options, folder.file("out.gguf"));
     ASSERT_EQ(int64_t(made.report.layers.size()), model::read_config(checkpoint).n_layers) << model;
     for (const LayerReport& layer : made.report.layers) {
-      EXPECT_TRUE(layer.bqpo.kept) << model;
-      EXPECT_LT(layer.bqpo.after, 0.85 * layer.bqpo.before) << model << " layer " << layer.layer;
-      EXPECT_EQ(layer.bqpo.epochs.size(), 15u);
-      EXPECT_LT(layer.bqpo.epochs.back(), layer.bqpo.epochs.front()) << model;
+      EXPECT_TRUE(layer.training.kept) << model;
+      EXPECT_LT(layer.training.after, 0.85 * layer.training.before) << model << " layer " << layer.layer;
+      EXPECT_EQ(layer.training.epochs.size(), 15u);
+      EXPECT_LT(layer.training.epochs.back(), layer.training.epochs.front()) << model;
     }
   }
 }
@@ -149,7 +149,7 @@ TEST(Bqpo, StartsFromTheSolversValuesBeforeRounding) {
   const test::TempDir folder;
   const io::Checkpoint checkpoint = io::Checkpoint::open(test::fixture("hf/llama_mha"));
   const Made awp = make(checkpoint, options_for(folder, "awp+", 3), folder.file("out.gguf"));
-  for (const LayerReport& layer : awp.report.layers) EXPECT_LE(layer.bqpo.after, layer.bqpo.before);
+  for (const LayerReport& layer : awp.report.layers) EXPECT_LE(layer.training.after, layer.training.before);
 }
 
 TEST(Bqpo, GoesOnWhereItStoppedWithTheSameBytes) {
@@ -178,8 +178,8 @@ TEST(Bqpo, KeepsTheSolversLayerWhereTrainingMakesItWorse) {
   WalkOptions plain = options_for(folder, "gqsa", 0);
   plain.work_folder = folder.file("plain-work");
   const Made without = make(checkpoint, plain, folder.file("plain.gguf"));
-  EXPECT_FALSE(made.report.layers[0].bqpo.kept);
-  EXPECT_GE(made.report.layers[0].bqpo.after, made.report.layers[0].bqpo.before);
+  EXPECT_FALSE(made.report.layers[0].training.kept);
+  EXPECT_GE(made.report.layers[0].training.after, made.report.layers[0].training.before);
   EXPECT_EQ(made.report.matrices[0].loss, without.report.matrices[0].loss);
 }
 

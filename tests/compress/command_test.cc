@@ -1,7 +1,9 @@
 // `compress` as a user runs it.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "cli/process.h"
@@ -34,6 +36,15 @@ TEST(CompressCommand, RefusesFlagsThatWouldChangeNothing) {
       {{"--sparsity", "50", "--ranges", "whole"}, "--ranges needs --method awp+"},
       {{"--sparsity", "50", "--damping", "0.1"}, "--damping needs --method gptq"},
       {{"--bits", "4", "--bqpo-lr", "1e-4"}, "--bqpo-lr needs --bqpo-epochs"},
+      {{"--drop-layers", "1", "--method", "gptq"}, "--method needs --bits or --sparsity"},
+      {{"--drop-layers", "2"}, "the model has 2 layers, of which one must stay"},
+      {{"--drop-layers", "1.5"}, "a number of layers, or a percentage"},
+      {{"--drop-layers", "10%"}, "is less than half of one of 2 layers"},
+      {{"--bits", "4", "--figure-share", "2"}, "--figure-share needs --figures"},
+      {{"--bits", "4", "--omniquant-epochs", "3"}, "--omniquant-epochs needs --method omniquant"},
+      {{"--method", "omniquant", "--bits", "4", "--omniquant-epochs", "0", "--omniquant-lr", "1e-2"},
+       "--omniquant-lr needs --method omniquant"},
+      {{"--method", "omniquant", "--bits", "4", "--sparsity", "50"}, "rounds weights and drops none"},
       {{"--bits", "4", "--e2e-batch", "2"}, "--e2e-batch needs --e2e-epochs"},
       {{"--sparsity", "50", "--e2e-epochs", "1"}, "--e2e-epochs needs --bits"},
       {{"--method", "gqsa", "--sparsity", "50", "--pattern", "row"}, "drops whole groups"},
@@ -91,6 +102,78 @@ TEST(CompressCommand, GqsaTrainsLayersAndThenScales) {
   EXPECT_EQ(matrices, 2u * 7);
   EXPECT_EQ(tuned, 1u);
   EXPECT_FALSE(std::filesystem::exists(folder.file("out.gguf.work")));
+  output_of({"run", folder.file("out.gguf"), "-p", "a", "-n", "2"});
+}
+
+TEST(CompressCommand, DropsTheLayersThatDoLeast) {
+  const TempDir folder;
+  const auto rows = json_lines(output_of(
+      command(fixture("text_model"), folder, {"--drop-layers", "1", "--samples", "4", "--seq-len", "64", "--json"})));
+  ASSERT_EQ(rows.size(), 2u);
+  const auto influence = rows[0]["block_influence"].get<std::vector<double>>();
+  ASSERT_EQ(influence.size(), 2u);
+  const int least = influence[1] <= influence[0] ? 1 : 0;
+  EXPECT_EQ(rows[0]["dropped_layers"], std::vector<int>{least});
+  EXPECT_EQ(rows[1]["method"], "shortgpt");
+  EXPECT_EQ(rows[1]["layers"], 2);
+  output_of({"run", folder.file("out.gguf"), "-p", "a", "-n", "2"});
+  const io::Checkpoint source = io::Checkpoint::open(fixture("text_model")),
+                       out = io::Checkpoint::open(folder.file("out.gguf"));
+  EXPECT_EQ(out.metadata().need_integer(out.architecture() + ".block_count"), 1);
+  EXPECT_EQ(out.find("blk.1.attn_q.weight"), nullptr);
+  // The layer that stays, under its new number; its norms do not depend on the order of rows.
+  const auto kept = source.require(fmt::format("blk.{}.ffn_up.weight", 1 - least)).bytes,
+             found = out.require("blk.0.ffn_up.weight").bytes;
+  EXPECT_TRUE(std::equal(kept.begin(), kept.end(), found.begin(), found.end()));
+}
+
+TEST(CompressCommand, DropsLayersAndCompressesTheRest) {
+  const TempDir folder;
+  const auto rows =
+      json_lines(output_of(command(fixture("text_model"), folder,
+                                   {"--drop-layers", "50%", "--method", "rtn", "--bits", "4", "--group-size", "32",
+                                    "--samples", "4", "--seq-len", "64", "--json"})));
+  ASSERT_EQ(rows.size(), 1u + 7 + 1);
+  EXPECT_EQ(rows[1]["tensor"], "blk.0.attn_q.weight");
+  EXPECT_EQ(rows.back()["method"], "rtn");
+  EXPECT_EQ(rows.back()["dropped_layers"].size(), 1u);
+  output_of({"run", folder.file("out.gguf"), "-p", "a", "-n", "2"});
+}
+
+TEST(CompressCommand, DrawsWhereSalientWeightsLie) {
+  const TempDir folder;
+  const auto rows = json_lines(
+      output_of(command(fixture("text_model"), folder,
+                        {"--method", "rtn", "--bits", "4", "--group-size", "32", "--samples", "4", "--seq-len", "64",
+                         "--figures", folder.file("figures"), "--figure-share", "5", "--json"})));
+  size_t figures = 0;
+  for (const auto& row : rows) {
+    if (!row.contains("figure")) continue;
+    ++figures;
+    EXPECT_NEAR(row["salient_share"].get<double>(), 0.05, 0.002);
+    EXPECT_LE(row["row_groups"].get<double>(), 1);
+    EXPECT_GE(row["row_groups"].get<double>(), row["salient_share"].get<double>());
+    EXPECT_THAT(read_text(row["figure"].get<std::string>()), HasSubstr(row["of"].get<std::string>()));
+  }
+  EXPECT_EQ(figures, 2u * 7);
+}
+
+TEST(CompressCommand, OmniquantLearnsRangesLayerByLayer) {
+  const TempDir folder;
+  const auto rows = json_lines(
+      output_of(command(fixture("text_model"), folder,
+                        {"--method", "omniquant", "--bits", "2", "--group-size", "32", "--samples", "4", "--seq-len",
+                         "64", "--omniquant-epochs", "8", "--omniquant-lr", "5e-2", "--json"})));
+  size_t layers = 0;
+  for (const auto& row : rows) {
+    if (!row.contains("omniquant")) continue;
+    ++layers;
+    EXPECT_LT(row["omniquant"]["after"], row["omniquant"]["before"]);
+    EXPECT_EQ(row["omniquant"]["epochs"].size(), 8u);
+  }
+  EXPECT_EQ(layers, 2u);
+  EXPECT_EQ(rows.size(), 2u + 2 * 7 + 1);
+  EXPECT_EQ(rows.back()["method"], "omniquant");
   output_of({"run", folder.file("out.gguf"), "-p", "a", "-n", "2"});
 }
 

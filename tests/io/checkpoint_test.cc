@@ -5,6 +5,7 @@
 #include <numeric>
 #include <set>
 
+#include "core/error.h"
 #include "gguf_bytes.h"
 #include "io/gguf_writer.h"
 #include "io/manifest.h"
@@ -206,6 +207,48 @@ TEST(Checkpoint, MovesKeepTheirViews) {
 TEST(RopeAdjacentRows, InterleavesTheHalvesOfEachHead) {
   EXPECT_EQ(rope_adjacent_rows(2, 4), (std::vector<int64_t>{0, 2, 1, 3, 4, 6, 5, 7}));
   EXPECT_EQ(rope_adjacent_rows(1, 6), (std::vector<int64_t>{0, 3, 1, 4, 2, 5}));
+}
+
+TEST(Checkpoint, DropsLayersAndNumbersTheRestAnew) {
+  const test::TempDir folder;
+  const Checkpoint plain = Checkpoint::open(test::fixture("hf/llama_mha"));
+  const int64_t layers = plain.metadata().need_integer("llama.block_count");
+  ASSERT_GE(layers, 2);
+  {  // Per-layer lists and thresholds as a GGUF file can hold them.
+    Metadata metadata = plain.metadata();
+    metadata.set("llama.attention.head_count_kv",
+                 std::vector<uint32_t>(size_t(layers), uint32_t(metadata.need_integer("llama.attention.head_count"))));
+    metadata.set(std::string(kThresholdPrefix) + "version", uint32_t{1});
+    std::vector<TensorPlan> plan;
+    for (const Tensor& tensor : plain.tensors()) plan.push_back({tensor.name, tensor.layout, tensor.dims, {}});
+    GgufWriter writer(folder.file("a.gguf"), metadata, plan);
+    for (const Tensor& tensor : plain.tensors()) writer.write(tensor.bytes);
+    writer.finish();
+  }
+  const Checkpoint before = Checkpoint::open(folder.file("a.gguf"));
+  Checkpoint after = Checkpoint::open(folder.file("a.gguf"));
+  const std::vector<int64_t> first = {0};
+  after.drop_layers(first);
+  EXPECT_EQ(after.metadata().need_integer("llama.block_count"), layers - 1);
+  EXPECT_EQ(after.metadata().integers("llama.attention.head_count_kv")->size(), size_t(layers - 1));
+  EXPECT_FALSE(after.metadata().contains(std::string(kThresholdPrefix) + "version"));
+  EXPECT_EQ(after.find("blk." + std::to_string(layers - 1) + ".attn_q.weight"), nullptr);
+  size_t of_layers = 0;
+  for (const Tensor& tensor : after.tensors()) {
+    std::string name = tensor.name;
+    if (name.starts_with("blk.")) {
+      ++of_layers;
+      name = "blk." + std::to_string(std::stoi(name.substr(4)) + 1) + name.substr(name.find('.', 4));
+    }
+    EXPECT_TRUE(std::ranges::equal(tensor.bytes, before.require(name).bytes)) << name;
+    EXPECT_EQ(after.find(tensor.name), &tensor);
+  }
+  EXPECT_EQ(of_layers * size_t(layers),
+            (of_layers + before.tensors().size() - after.tensors().size()) * size_t(layers - 1));
+  EXPECT_THROW(after.drop_layers(std::vector<int64_t>{layers - 1}), Error);  // has no such layer any more
+  std::vector<int64_t> all(size_t(layers - 1));
+  std::iota(all.begin(), all.end(), 0);
+  EXPECT_THROW(after.drop_layers(all), Error);
 }
 
 }  // namespace
