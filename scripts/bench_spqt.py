@@ -24,10 +24,11 @@ from bench_peers import (ROOT, Failure, Program, Settings, commit, device, json_
                          peers, portable_command, run, spread, write_json)
 
 LEVELS = [25, 40, 50, 65]
+WRAP: list[str] = []  # runs each measurement
 
 
 def lacuna_row(binary: str, arguments: list[str], bench: str) -> dict:
-    command = [binary, "bench", *arguments, "--json"]
+    command = [*WRAP, binary, "bench", *arguments, "--json"]
     for row in json_lines(run(command).stdout, command):
         if row.get("bench") == bench:
             return row
@@ -56,7 +57,7 @@ def linear_harness(build: Path, name: str) -> str:
 
 def harness_row(program: str, shape: str, runs: int, threads: int, layers: int) -> dict:
     # The C library gives its large blocks huge pages, as ours have: ggml gains about 10%, ik_llama.cpp 15%.
-    command = ["env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1", program, "--shape", shape, "--form", "repacked",
+    command = [*WRAP, "env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1", program, "--shape", shape, "--form", "repacked",
                "--threads", str(threads), "--runs", str(runs), *(["--layers", str(layers)] if layers else [])]
     row = json_lines(run(command).stdout, command)[0]
     return {**row, "options": row["buffer_type"] + ", huge pages"}
@@ -102,9 +103,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gen", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--wrap", help="a program that runs each measurement of linear layers and of our decoding: it gets the command as its arguments")
     parser.add_argument("--output", type=Path, help="JSON file for the rows")
     a = parser.parse_args()
     threads = ["--threads", str(a.threads)]
+    WRAP.extend([a.wrap] if a.wrap else [])
     layers = ["--layers", str(a.layers)] if a.layers else []
     if a.packed and not a.shape and not a.decode_shape:
         parser.error("--packed needs --shape or --decode-shape")
