@@ -24,10 +24,11 @@ from bench_peers import (ROOT, Failure, Program, Settings, commit, device, json_
                          peers, portable_command, run, spread, write_json)
 
 LEVELS = [25, 40, 50, 65]
+WRAP: list[str] = []  # runs each measurement
 
 
 def lacuna_row(binary: str, arguments: list[str], bench: str) -> dict:
-    command = [binary, "bench", *arguments, "--json"]
+    command = [*WRAP, binary, "bench", *arguments, "--json"]
     for row in json_lines(run(command).stdout, command):
         if row.get("bench") == bench:
             return row
@@ -54,10 +55,10 @@ def linear_harness(build: Path, name: str) -> str:
     return done.stdout.strip()
 
 
-def harness_row(program: str, shape: str, runs: int, threads: int) -> dict:
+def harness_row(program: str, shape: str, runs: int, threads: int, layers: int) -> dict:
     # The C library gives its large blocks huge pages, as ours have: ggml gains about 10%, ik_llama.cpp 15%.
-    command = ["env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1", program, "--shape", shape, "--form", "repacked",
-               "--threads", str(threads), "--runs", str(runs)]
+    command = [*WRAP, "env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1", program, "--shape", shape, "--form", "repacked",
+               "--threads", str(threads), "--runs", str(runs), *(["--layers", str(layers)] if layers else [])]
     row = json_lines(run(command).stdout, command)[0]
     return {**row, "options": row["buffer_type"] + ", huge pages"}
 
@@ -77,8 +78,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lacuna", default=str(ROOT / "build/release/lacuna"))
     parser.add_argument("--shape", action="append", default=[], help="a shape for the linear layers, e.g. llama-3.2-1b; may be repeated")
-    parser.add_argument("--packed", action="append", default=[], metavar="LAYOUT[:SPARSITY]",
-                        help="a layout of the compressor for the shapes, with the share of weights dropped, e.g. gq4, bm4:75 or gs4:50; may be repeated")
+    parser.add_argument("--packed", action="append", default=[], metavar="LAYOUT[:SPARSITY[:GROUP]]",
+                        help="a layout of the compressor for the shapes, with the share of weights dropped and the inputs of a group, e.g. gq4, bm4:75, gs4:50 or gs4:50:32; may be repeated")
+    parser.add_argument("--act-packed", action="append", default=[], metavar="LEVEL", help="skip so many percent of the inputs of gs layouts too (random groups)")
+    parser.add_argument("--layers", type=int, default=0, help="only so many layers of the shapes, for large ones")
+    parser.add_argument("--only-packed", action="store_true", help="of zz4_k only the dense row")
     parser.add_argument("--dense", type=Path, help="the model in a dense layout, a GGUF file")
     parser.add_argument("--zigzag", action="append", default=[], metavar="FILE",
                         help="the same model made by `lacuna quantize` in a zigzag layout; may be repeated")
@@ -99,15 +103,22 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gen", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--wrap", help="a program that runs each measurement of linear layers and of our decoding: it gets the command as its arguments")
     parser.add_argument("--output", type=Path, help="JSON file for the rows")
     a = parser.parse_args()
     threads = ["--threads", str(a.threads)]
+    WRAP.extend([a.wrap] if a.wrap else [])
+    layers = ["--layers", str(a.layers)] if a.layers else []
     if a.packed and not a.shape and not a.decode_shape:
         parser.error("--packed needs --shape or --decode-shape")
     packed: list[tuple[str, list[str]]] = []  # name of the row, flags
     for entry in a.packed:
-        layout, _, dropped = entry.partition(":")
-        packed.append((f"{layout} {dropped}%" if dropped else layout, ["--layout", layout, *(["--weight-sparsity", dropped] if dropped else [])]))
+        layout, dropped, group = (entry.split(":") + ["", ""])[:3]
+        name = layout + (f" {dropped}%" if dropped else "") + (f" g{group}" if group else "")
+        flags = ["--layout", layout, *(["--weight-sparsity", dropped] if dropped else []), *(["--group-size", group] if group else [])]
+        packed.append((name, flags))
+        if layout.startswith("gs"):
+            packed += [(f"{name}, inputs {level}%", [*flags, "--act-sparsity", level]) for level in a.act_packed]
     sections: list[tuple[str, str, list[tuple[str, object]]]] = []  # title, baseline, [(name, function)]
     harnesses: dict[str, str] = {}  # name of the row -> program; the first one is the baseline
     if a.shape and a.ggml is not None:
@@ -118,14 +129,14 @@ def main() -> int:
         def linear(layout: str, level: int, shape: str = shape):
             extra = ["--act-sparsity", str(level)] if level else []
             return lambda: lacuna_row(a.lacuna, ["--synthetic", shape, "--layout", layout, "--what", "linear", "--runs", str(a.runs),
-                                                 *threads, *extra], "linear")
+                                                 *layers, *threads, *extra], "linear")
         rows = [("q4_K", linear("q4_K", 0)), ("zz4_k dense", linear("zz4_k", 0))]
-        rows += [(f"zz4_k {level}%", linear("zz4_k", level)) for level in LEVELS]
+        rows += [(f"zz4_k {level}%", linear("zz4_k", level)) for level in LEVELS if not a.only_packed]
         rows += [(name, lambda flags=flags, shape=shape: lacuna_row(a.lacuna, ["--synthetic", shape, *flags, "--what", "linear", "--runs",
-                                                                               str(a.runs), *threads], "linear")) for name, flags in packed]
-        rows += [(name, lambda program=program, shape=shape: harness_row(program, shape, a.runs, a.threads))
+                                                                               str(a.runs), *layers, *threads], "linear")) for name, flags in packed]
+        rows += [(name, lambda program=program, shape=shape: harness_row(program, shape, a.runs, a.threads, a.layers))
                  for name, program in harnesses.items()]
-        sections.append((f"linear layers, {shape}", next(iter(harnesses), "q4_K"), rows))
+        sections.append((f"linear layers, {shape}" + (f", {a.layers} layers" if a.layers else ""), next(iter(harnesses), "q4_K"), rows))
     settings = Settings(a.threads, 512, a.gen)
 
     def peer_rows(model: Path) -> list[tuple[str, object]]:
@@ -142,7 +153,7 @@ def main() -> int:
             extra = ["--act-sparsity", str(level)] if level else []
             return lambda: lacuna_row(a.lacuna, ["--synthetic", shape, "--layout", layout, *decoding, *extra], "decode")
         rows = [("lacuna q4_K", synthetic("q4_K", 0)), ("zz4_k dense", synthetic("zz4_k", 0))]
-        rows += [(f"zz4_k {level}%", synthetic("zz4_k", level)) for level in levels]
+        rows += [(f"zz4_k {level}%", synthetic("zz4_k", level)) for level in levels if not a.only_packed]
         rows += [(name, lambda flags=flags, shape=shape: lacuna_row(a.lacuna, ["--synthetic", shape, *flags, *decoding], "decode"))
                  for name, flags in packed]
         if a.llama or a.ik:

@@ -22,6 +22,8 @@ std::vector<std::vector<Shares>> search_all(model::Decoder& decoder, const io::C
                                             std::span<const int32_t> ids, const Statistics& statistics,
                                             const ColumnNorms& norms, const CalibrateOptions& options) {
   const model::Config& config = decoder.config();
+  SearchOptions search = options.search;
+  search.group = options.group;
   const int64_t window = options.search_window, tokens = options.search_windows * window;
   std::vector<float> x(static_cast<size_t>(tokens * config.n_embd));
   for (int64_t w = 0; w < options.search_windows; ++w)
@@ -35,7 +37,7 @@ std::vector<std::vector<Shares>> search_all(model::Decoder& decoder, const io::C
     for (size_t c = 0; c < options.criteria.size(); ++c) {
       const bool wina = options.criteria[c] == Criterion::wina;
       const auto path = search_block(block, x.data(), statistics.of(options.criteria[c])[size_t(layer)],
-                                     wina ? &norms[size_t(layer)] : nullptr, options.levels.back(), options.search);
+                                     wina ? &norms[size_t(layer)] : nullptr, options.levels.back(), search);
       for (size_t i = 0; i < options.levels.size(); ++i)
         out[c][i][size_t(layer)] = point_at(path, options.levels[i]).share;
       if (progress) progress->add(1);
@@ -111,8 +113,9 @@ Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint,
         set.norms[size_t(layer)][size_t(i)] =
             model::column_norms(checkpoint, config, layer, model::Input(i), decoder.pool());
   }
-  out.statistics = collect_statistics(decoder, ids.first(std::min(ids.size(), size_t(options.tokens))), set.norms,
-                                      {options.ctx, options.skipped, options.progress});
+  out.statistics = collect_statistics(
+      decoder, ids.first(std::min(ids.size(), size_t(options.tokens))), set.norms,
+      {.ctx = options.ctx, .skipped = options.skipped, .progress = options.progress, .group = options.group});
 
   set.widths = input_widths(config);
   set.n_layers = config.n_layers;
@@ -121,6 +124,7 @@ Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint,
   set.tokens = out.statistics.tokens;
   set.ctx = options.ctx;
   set.skipped = options.skipped;
+  set.group = options.group;
   const auto add = [&](Mode mode, Criterion criterion, const std::vector<Shares>& shares) {
     model::ThresholdSet::Entry& entry = set.entries.emplace_back();
     entry.mode = mode;
@@ -128,6 +132,7 @@ Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint,
     for (size_t level = 0; level < shares.size(); ++level) {
       model::Thresholds thresholds;
       thresholds.criterion = criterion;
+      thresholds.group = options.group;
       if (criterion == Criterion::wina) thresholds.norms = set.norms;
       if (options.sparse_tokens > 0) {
         take_sparse_quantiles(
@@ -168,6 +173,7 @@ Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint,
       same.fill(kMeasuredAt);
       model::Thresholds at;
       at.criterion = criterion;
+      at.group = options.group;
       at.t = quantiles(Shares(size_t(config.n_layers), same), out.statistics.of(criterion));
       if (criterion == Criterion::wina) at.norms = set.norms;
       const auto divergence = measure_sensitivity(decoder, part, at, options.skipped, options.progress);

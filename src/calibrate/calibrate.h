@@ -22,6 +22,7 @@ struct CalibrateOptions {
   int64_t sparse_tokens = 2048;  // of them run again for each mode and level (sparse_quantiles.h); 0: none
   int64_t ctx = 2048;
   int64_t skipped = 4;  // first positions of a window: dense in use, so not in the statistics
+  int64_t group = 1;    // inputs that are left out together
   int64_t search_windows = 2, search_window = 256;  // tokens that the search sees, from the text's beginning
   int64_t sensitivity_tokens = 256;                 // for mode layered, after those
   SearchOptions search;

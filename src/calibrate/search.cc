@@ -22,9 +22,9 @@ double distance(const std::vector<float>& a, const float* b) {
 }
 
 Block::Mask mask_of(Matrix matrix, double share, const std::array<Histogram, kInputs>& sizes,
-                    const std::array<std::vector<float>, kInputs>* norms) {
+                    const std::array<std::vector<float>, kInputs>* norms, int64_t group) {
   const auto input = size_t(input_of(matrix));
-  return {sizes[input].quantile(share), norms ? (*norms)[input].data() : nullptr};
+  return {sizes[input].quantile(share), norms ? (*norms)[input].data() : nullptr, group};
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ std::vector<SearchPoint> search_block(Block& block, const float* x, const std::a
       }
       if (best == size_t(kMatrices) || fresh[best]) break;
       Block::Masks tried = masks;
-      tried[best] = mask_of(Matrix(best), share[best] + raise(best), sizes, norms);
+      tried[best] = mask_of(Matrix(best), share[best] + raise(best), sizes, norms, options.group);
       const Matrix changed = Matrix(best);
       block.rerun(x, {&changed, 1}, tried, options.dense_prefix, current, trial);
       cost[best] = (distance(trial.out, dense.out.data()) / scale - error) / (raise(best) * weight(best));
@@ -84,7 +84,7 @@ std::vector<SearchPoint> search_block(Block& block, const float* x, const std::a
     }
     if (best == size_t(kMatrices)) break;  // everything is left out
     share[best] += raise(best);
-    masks[best] = mask_of(Matrix(best), share[best], sizes, norms);
+    masks[best] = mask_of(Matrix(best), share[best], sizes, norms, options.group);
     const Matrix changed = Matrix(best);
     block.rerun(x, {&changed, 1}, masks, options.dense_prefix, current, current);
     error = distance(current.out, dense.out.data()) / scale;
@@ -115,7 +115,7 @@ double block_error(Block& block, const float* x, const std::array<Histogram, kIn
   block.run(x, {}, dense_prefix, dense);
   Block::Masks masks{};
   for (size_t m = 0; m < size_t(kMatrices); ++m)
-    masks[m] = mask_of(Matrix(m), share[size_t(input_of(Matrix(m)))], sizes, norms);
+    masks[m] = mask_of(Matrix(m), share[size_t(input_of(Matrix(m)))], sizes, norms, 1);
   block.run(x, masks, dense_prefix, sparse);
   return distance(sparse.out, dense.out.data()) / std::max(distance(dense.out, x), std::numeric_limits<double>::min());
 }

@@ -15,6 +15,7 @@ struct SearchOptions {
   double step = 0.02;        // of the block's weight bytes, in one step
   double matrix_step = 0.1;  // at most this much of one matrix in one step
   int64_t dense_prefix = 4;
+  int64_t group = 1;  // inputs that are left out together
   /// true: every candidate is tried anew in each step, as the paper writes. false: a candidate keeps what it cost when
   /// it was last tried until it comes first (costs rarely fall), which tries about a fifth as many.
   bool exhaustive = false;

@@ -27,7 +27,7 @@ void take_sparse_quantiles(model::Decoder& decoder, std::span<const int32_t> ids
                [&](int64_t layer, model::Input input, const float* x, int64_t M, int64_t K, int64_t) {
                  const auto l = size_t(layer), i = size_t(input);
                  const float* norms = thresholds.norms.empty() ? nullptr : thresholds.norms[l][i].data();
-                 add_sizes(x, M, K, norms, sizes[l][i]);
+                 add_sizes(x, M, K, norms, thresholds.group, sizes[l][i]);
                  decoder.set_threshold(layer, input, sizes[l][i].quantile(shares[l][i]));
                });
   for (size_t l = 0; l < n_layers; ++l)

@@ -6,15 +6,21 @@
 
 #include "core/error.h"
 #include "core/progress.h"
+#include "kernels/active.h"
 
 namespace lacuna::calibrate {
 
-void add_sizes(const float* x, int64_t M, int64_t K, const float* norms, Histogram& sizes) {
-  for (int64_t m = 0; m < M; ++m)
-    for (int64_t k = 0; k < K; ++k) {
+void add_sizes(const float* x, int64_t M, int64_t K, const float* norms, int64_t group, Histogram& sizes) {
+  for (int64_t m = 0; m < M; ++m) {
+    for (int64_t k = 0; k < K; k += group) {
+      if (group > 1) {
+        sizes.add(kernels::group_size(x + m * K + k, norms ? norms + k : nullptr, std::min(group, K - k)));
+        continue;
+      }
       const float size = std::abs(x[m * K + k]);
       sizes.add(norms ? size * norms[k] : size);
     }
+  }
 }
 
 void run_observed(model::Decoder& decoder, std::span<const int32_t> ids, const StatisticsOptions& options,
@@ -60,8 +66,8 @@ Statistics collect_statistics(model::Decoder& decoder, std::span<const int32_t> 
                  // One job a criterion: each has tables of its own.
                  decoder.pool().parallel_for(norms.empty() ? 1 : 2, 1, [&](int64_t begin, int64_t end) {
                    for (int64_t criterion = begin; criterion < end; ++criterion)
-                     criterion == 0 ? add_sizes(x, M, K, nullptr, out.magnitude[l][i])
-                                    : add_sizes(x, M, K, norms[l][i].data(), out.wina[l][i]);
+                     criterion == 0 ? add_sizes(x, M, K, nullptr, options.group, out.magnitude[l][i])
+                                    : add_sizes(x, M, K, norms[l][i].data(), options.group, out.wina[l][i]);
                  });
                });
   return out;

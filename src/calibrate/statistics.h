@@ -29,10 +29,12 @@ struct StatisticsOptions {
   int64_t skipped = 4;  // first positions of each window, which run dense
   bool progress = true;
   std::string label = "Statistics";  // of the progress
+  int64_t group = 1;                 // inputs that are left out together
 };
 
-/// Adds the sizes of M rows of K inputs: |x|, times norms [K] unless that is nullptr.
-void add_sizes(const float* x, int64_t M, int64_t K, const float* norms, Histogram& sizes);
+/// Adds the sizes of M rows of K inputs: |x|, times norms [K] unless that is nullptr. group > 1: of their groups
+/// (kernels::group_size).
+void add_sizes(const float* x, int64_t M, int64_t K, const float* norms, int64_t group, Histogram& sizes);
 
 /// Runs ids in windows of ctx tokens (the last one may be short) through the decoder as it is. `observe` sees what
 /// Decoder's observer sees, without the first `skipped` positions of a window. Throws Error naming layer, input and

@@ -199,6 +199,7 @@ int run(const Options& options) {
       if (!other.empty()) {
         model::Thresholds thresholds;
         thresholds.criterion = entry.criterion;
+        thresholds.group = result.set.group;
         if (entry.criterion == model::Criterion::wina) thresholds.norms = result.set.norms;
         thresholds.t = entry.t[i];
         second = calibrate::realised_shares(*model.decoder, other, thresholds,
@@ -208,6 +209,7 @@ int run(const Options& options) {
         Json row = {{"mode", name_of(entry.mode)},
                     {"criterion", name_of(entry.criterion)},
                     {"level", result.set.levels[i]},
+                    {"group", result.set.group},
                     {"path", out},
                     {"tokens", result.set.tokens},
                     {"text_sha256", result.set.text_sha256},
@@ -296,6 +298,9 @@ Action add_calibrate(CLI::App& program) {
   count("--search-windows", c.search_windows, "windows that the greedy search runs on");
   count("--search-window", c.search_window, "tokens of such a window");
   count("--sensitivity-tokens", c.sensitivity_tokens, "tokens on which mode layered measures each input");
+  count("--group", c.group,
+        "inputs that are left out together, by the root of their mean square: of a gs model its groups, of which only "
+        "whole ones go unread; 1: each for itself");
   command->add_option("--step", c.search.step, "greedy search: share of a block's weight bytes in one step")
       ->check(number_in(0.001, 1))
       ->capture_default_str()

@@ -68,6 +68,7 @@ model::ThresholdSet thresholds_of_random_tokens(const LoadedModel& model, const 
   options.modes = {model::Mode::uniform};
   options.tokens = options.ctx = std::min(kCalibrationTokens, config.n_ctx);
   options.skipped = std::min(options.skipped, options.tokens - 1);
+  options.group = skipped_group(model.checkpoint);
   options.progress = false;
   Rng rng(6);
   std::vector<int32_t> ids(size_t(options.tokens));

@@ -1,5 +1,7 @@
 #include "cli/sparsity.h"
 
+#include <spdlog/spdlog.h>
+
 #include <cmath>
 #include <filesystem>
 
@@ -86,13 +88,28 @@ model::ThresholdSet load_thresholds(const io::Checkpoint& checkpoint, const std:
   return *set;
 }
 
+namespace {
+
+/// Kernels of one token leave out groups of inputs, and only whole ones.
+bool skips_groups(const io::Tensor& tensor) {
+  return tensor.layout->family == layout::Family::group_sparse && tensor.layout->bits < 16;
+}
+
+}  // namespace
+
 void check_can_skip(const io::Checkpoint& checkpoint) {
   for (const io::Tensor& tensor : checkpoint.tensors())
-    if (tensor.layout->family != layout::Family::rows && !tensor.layout->zigzag)
+    if (tensor.layout->family != layout::Family::rows && !tensor.layout->zigzag && !skips_groups(tensor))
       throw Error(
           "--act-sparsity: {} is {}, of which no kernel leaves inputs out; leave the flag out, or store the model in a "
           "zigzag layout (`lacuna quantize --layout zz4_k`)",
           tensor.name, tensor.layout->name);
+}
+
+int64_t skipped_group(const io::Checkpoint& checkpoint) {
+  for (const io::Tensor& tensor : checkpoint.tensors())
+    if (skips_groups(tensor)) return tensor.params.group_size;
+  return 1;
 }
 
 std::optional<model::Thresholds> select_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
@@ -101,6 +118,11 @@ std::optional<model::Thresholds> select_thresholds(const io::Checkpoint& checkpo
   check_can_skip(checkpoint);
   const model::ThresholdSet set = load_thresholds(checkpoint, path, flags);
   const auto mode = flags.mode.empty() ? std::nullopt : std::optional(model::mode_named(flags.mode));
+  if (const int64_t group = skipped_group(checkpoint); set.group % group != 0)
+    spdlog::warn(
+        "these weights are read in groups of {} inputs, the thresholds leave out {} of them together: most of that is "
+        "read all the same; `lacuna calibrate --group {}` makes others",
+        group, set.group, group);
   return set.select(flags.act_sparsity, mode, flags.criterion_or_default(),
                     flags.thresholds.empty() ? path : flags.thresholds);
 }

@@ -42,6 +42,8 @@ model::ThresholdSet load_thresholds(const io::Checkpoint& checkpoint, const std:
 
 /// Throws Error where a weight is in a layout of which no kernel leaves inputs out: --act-sparsity would gain nothing.
 void check_can_skip(const io::Checkpoint& checkpoint);
+/// Inputs that kernels leave out together: the group of the first gs weight, 1 where there is none.
+int64_t skipped_group(const io::Checkpoint& checkpoint);
 
 /// What the flags choose of them; nullopt: dense.
 std::optional<model::Thresholds> select_thresholds(const io::Checkpoint& checkpoint, const std::string& path,

@@ -137,8 +137,12 @@ GroupRunner::GroupRunner(const Group& group, int64_t m, bool copy, ThreadPool& p
   x_.resize(size_t(m * K));
   for (float& x : x_) x = float(rng.normal());
   sparse_ = options.act_sparsity > 0 && options.act_sparsity >= plan.dense_below;
-  for (int64_t k = 0; sparse_ && k < K; ++k)
-    if (rng.uniform() >= options.act_sparsity) active_.push_back(int32_t(k));
+  int64_t together = 1;  // what gs kernels leave out are groups of inputs
+  for (const kernels::WeightView& view : views_)
+    if (view.layout->family == layout::Family::group_sparse) together = std::max(together, view.params.group_size);
+  for (int64_t k = 0; sparse_ && k < K; k += together)
+    if (rng.uniform() >= options.act_sparsity)
+      for (int64_t i = k; i < std::min(K, k + together); ++i) active_.push_back(int32_t(i));
   for (const kernels::WeightView& view : views_) results_.emplace_back(size_t(m * view.shape.N));
   for (size_t i = 0; i < views_.size(); ++i) outputs_.push_back({results_[i].data(), views_[i].shape.N});
 }
@@ -146,7 +150,7 @@ GroupRunner::GroupRunner(const Group& group, int64_t m, bool copy, ThreadPool& p
 int64_t GroupRunner::bytes() const {
   int64_t bytes = linear_->weight_bytes();
   for (const kernels::WeightView& view : views_)
-    if (sparse_ && view.layout->zigzag)
+    if (sparse_ && (view.layout->zigzag || view.layout->family == layout::Family::group_sparse))
       bytes -= int64_t(double(view.bytes.size()) * (1 - double(active_.size()) / double(inputs())));
   return bytes;
 }

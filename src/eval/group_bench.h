@@ -39,7 +39,8 @@ struct BenchRow {
 struct BenchOptions {
   int runs = 10;
   kernels::Prepare prepare = kernels::Prepare::automatic;
-  /// Linear layers alone: share of the inputs, random ones, that do not count. The head is dense.
+  /// Linear layers alone: share of the inputs, random ones, that do not count; of gs weights whole groups. The head is
+  /// dense.
   double act_sparsity = 0;
   /// How groups of zigzag weights are multiplied, and which run dense at this sparsity; nullptr: the default.
   const kernels::Plans* plans = nullptr;
@@ -71,7 +72,7 @@ class GroupRunner {
   /// copy: the group reads its own copy of the bytes, so that two runners never share a cache line of weights.
   GroupRunner(const Group& group, int64_t m, bool copy, ThreadPool& pool, const BenchOptions& options);
   void run() { linear_->run(input(x_.data(), m_), outputs_); }
-  /// Bytes that a run reads: zigzag weights are read only where inputs are active.
+  /// Bytes that a run reads: zigzag and gs weights are read only where inputs are active.
   int64_t bytes() const;
   double sparsity() const { return sparse_ ? 1 - double(active_.size()) / double(inputs()) : 0; }
   int64_t outputs() const;

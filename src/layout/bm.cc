@@ -10,18 +10,11 @@
 #include "core/scalar.h"
 #include "layout/grouped.h"
 #include "layout/octet.h"
+#include "layout/uneven_rows.h"
 
 namespace lacuna::layout {
 
 namespace {
-
-constexpr int64_t kSection = 32;  // alignment of sections: GGUF's own
-
-uint32_t row_start(std::span<const std::byte> bytes, int64_t n) {
-  uint32_t start;
-  std::memcpy(&start, bytes.data() + 4 * n, sizeof(start));
-  return start;
-}
 
 int64_t count_kept(const std::byte* mask, int64_t mask_row) {
   int64_t kept = 0, b = 0;
@@ -35,16 +28,6 @@ int64_t count_kept(const std::byte* mask, int64_t mask_row) {
 }
 
 bool is_kept(const std::byte* mask, int64_t k) { return (uint8_t(mask[k / 8]) >> (k % 8) & 1) != 0; }
-
-bool all_zero(std::span<const std::byte> bytes) {
-  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
-}
-
-float half_at(const std::byte* at) {
-  f16 half;
-  std::memcpy(&half, at, sizeof(half));
-  return to_float(half);
-}
 
 }  // namespace
 

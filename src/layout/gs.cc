@@ -11,28 +11,11 @@
 #include "core/scalar.h"
 #include "layout/octet.h"
 #include "layout/row_work.h"
+#include "layout/uneven_rows.h"
 
 namespace lacuna::layout {
 
 namespace {
-
-constexpr int64_t kSection = 32;  // alignment of sections: GGUF's own
-
-uint32_t row_start(std::span<const std::byte> bytes, int64_t n) {
-  uint32_t start;
-  std::memcpy(&start, bytes.data() + 4 * n, sizeof(start));
-  return start;
-}
-
-bool all_zero(std::span<const std::byte> bytes) {
-  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
-}
-
-float half_at(const std::byte* at) {
-  f16 half;
-  std::memcpy(&half, at, sizeof(half));
-  return to_float(half);
-}
 
 void put_half(float value, std::byte* at) {
   const f16 half = to_f16(value);

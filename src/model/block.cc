@@ -81,7 +81,8 @@ void Block::linear(Matrix matrix, const std::vector<float>& in, const Mask& mask
   if (mask.t > 0) {
     pool_.parallel_for(T, 8, [&](int64_t begin, int64_t end) {
       for (int64_t m = begin; m < end; ++m)
-        mask_inactive(x + m * K, mask.norms, m % window_ < dense_prefix ? 0 : mask.t, K, masked_.data() + m * K);
+        mask_inactive(x + m * K, mask.norms, m % window_ < dense_prefix ? 0 : mask.t, K, masked_.data() + m * K,
+                      mask.group);
     });
     x = masked_.data();
   }

@@ -37,6 +37,7 @@ class Block {
   struct Mask {
     float t = 0;
     const float* norms = nullptr;  // [K]; nullptr: magnitude
+    int64_t group = 1;             // inputs that are left out together
   };
   using Masks = std::array<Mask, kMatrices>;  // by Matrix
 

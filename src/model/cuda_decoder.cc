@@ -1090,6 +1090,10 @@ void CudaDecoder::score(std::span<const int32_t> ids, const Decoder::LogitsSink&
 void CudaDecoder::set_sparsity(std::optional<SparsityOptions> options) {
   Impl& d = *impl_;
   if (options) check_sparsity(*options, d.config);
+  if (options && options->thresholds.group > 1)
+    throw Error(
+        "--device cuda: the thresholds are of groups of {} inputs, which run on the CPU; calibrate without --group",
+        options->thresholds.group);
   const bool by_norms = options && !options->thresholds.norms.empty();
   if (by_norms)
     for (const Layer& layer : d.layers)

@@ -214,14 +214,16 @@ void Decoder::Impl::run_group(int64_t index, Input input, LinearGroup& group, co
       // everything is active
     } else if (M == 1 || each) {
       rows.active = active.data();
-      rows.active_count = kernels::collect_active(pool, in, M, K, norms, t, active.data());
+      rows.active_count = thresholds.group > 1
+                              ? kernels::collect_active_groups(in, M, K, norms, t, thresholds.group, active.data())
+                              : kernels::collect_active(pool, in, M, K, norms, t, active.data());
       inactive = M * (K - rows.active_count);
     } else {
       std::copy_n(in, dense * K, masked);
       pool.parallel_for(M - dense, 8, [&](int64_t begin, int64_t end) {
         int64_t found = 0;
         for (int64_t m = dense + begin; m < dense + end; ++m)
-          found += mask_inactive(in + m * K, norms, t, K, masked + m * K);
+          found += mask_inactive(in + m * K, norms, t, K, masked + m * K, thresholds.group);
         inactive.fetch_add(found, std::memory_order_relaxed);
       });
       rows.x = masked;

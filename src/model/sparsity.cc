@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "io/checkpoint.h"
+#include "kernels/active.h"
 
 namespace lacuna::model {
 namespace {
@@ -108,8 +109,15 @@ double skipped_share(const PerInput& share, const InputBytes& bytes) {
 
 bool same_level(double a, double b) { return std::abs(a - b) < 1e-4; }
 
-int64_t mask_inactive(const float* x, const float* norms, float t, int64_t K, float* y) {
+int64_t mask_inactive(const float* x, const float* norms, float t, int64_t K, float* y, int64_t group) {
   int64_t inactive = 0;
+  for (int64_t k = 0; group > 1 && k < K; k += group) {
+    const int64_t n = std::min(group, K - k);
+    const bool skip = kernels::group_size(x + k, norms ? norms + k : nullptr, n) < t;
+    for (int64_t i = k; i < k + n; ++i) y[i] = skip ? 0.0f : x[i];
+    inactive += skip ? n : 0;
+  }
+  if (group > 1) return inactive;
   for (int64_t k = 0; k < K; ++k) {
     const float size = norms ? std::abs(x[k]) * norms[k] : std::abs(x[k]);
     const bool skip = size < t;
@@ -146,6 +154,7 @@ std::optional<ThresholdSet> ThresholdSet::read(const io::Metadata& metadata, con
   set.tokens = need(metadata, "tokens", 0, std::numeric_limits<int64_t>::max(), where);
   set.ctx = need(metadata, "ctx", 1, kMost, where);
   set.skipped = need(metadata, "skipped", 0, kMost, where);
+  if (metadata.contains(kPrefix + "group")) set.group = need(metadata, "group", 1, kMost, where);
   const size_t count = set.levels.size() * size_t(set.n_layers) * kInputs;
   bool wina = false;
   for (const Mode mode : kModes) {
@@ -187,6 +196,7 @@ void ThresholdSet::write(io::Metadata& metadata) const {
   metadata.set(kPrefix + "tokens", uint64_t(tokens));
   metadata.set(kPrefix + "ctx", uint32_t(ctx));
   metadata.set(kPrefix + "skipped", uint32_t(skipped));
+  if (group > 1) metadata.set(kPrefix + "group", uint32_t(group));
   for (const Entry& entry : entries) {
     metadata.set(key_of(entry.mode, entry.criterion), joined(entry.t));
     metadata.set(key_of(entry.mode, entry.criterion) + ".realised", joined(entry.realised));
@@ -225,8 +235,13 @@ Thresholds ThresholdSet::select(double level, std::optional<Mode> mode, Criterio
     if (entry.criterion == criterion && (!mode || entry.mode == *mode)) found = &entry;
   for (size_t i = 0; found && i < levels.size(); ++i)
     if (same_level(levels[i], level))
-      return {levels[i],   found->mode,        criterion,
-              found->t[i], found->realised[i], criterion == Criterion::wina ? norms : decltype(norms){}};
+      return {levels[i],
+              found->mode,
+              criterion,
+              group,
+              found->t[i],
+              found->realised[i],
+              criterion == Criterion::wina ? norms : decltype(norms){}};
   throw Error("{}: no thresholds for an activation sparsity of {}, {}{}; stored are: {}", where, percent(level),
               mode ? fmt::format("mode {}, ", name_of(*mode)) : "", fmt::format("criterion {}", name_of(criterion)),
               stored());

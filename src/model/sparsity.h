@@ -4,7 +4,8 @@
 // A layer has four thresholded inputs, each read by all matrices that share it: attn_in (q, k, v), attn_out (o), ffn_in
 // (gate, up), ffn_down (down). Input j of a token is inactive if and only if |x_j| < t (criterion magnitude) or |x_j| *
 // norm_j < t (wina), norm_j the L2 norm of column j of the group's concatenated weights. So equality, NaN and infinity
-// stay active, and t = 0 leaves nothing out.
+// stay active, and t = 0 leaves nothing out. With groups of G inputs neighbours are left out together: the size of a
+// group is the root of the mean square of its inputs (times their norms with wina), and is compared with t.
 //
 // In a file (the model's own, or a GGUF file without tensors beside it) the thresholds are metadata:
 //   lacuna.threshold.version      u32     1
@@ -15,6 +16,7 @@
 //   lacuna.threshold.tokens       u64     tokens that the statistics come from
 //   lacuna.threshold.ctx          u32     tokens of a calibration window
 //   lacuna.threshold.skipped      u32     first positions of each window that are not in the statistics
+//   lacuna.threshold.group        u32     G; absent: 1, single inputs
 //   lacuna.threshold.MODE.CRITERION            f32[L][layers][4]  t
 //   lacuna.threshold.MODE.CRITERION.realised   f32[L][layers][4]  share of inactive inputs in the calibration text
 //   lacuna.threshold.wina.norms   f32     [layers] x {attn_in, attn_out, ffn_in, ffn_down}, K values each
@@ -68,13 +70,15 @@ struct Thresholds {
   double level = 0;
   Mode mode = Mode::uniform;
   Criterion criterion = Criterion::magnitude;
+  int64_t group = 1;  // inputs that are left out together
   PerInput t;
   PerInput realised;                                           // on the calibration text
   std::vector<std::array<std::vector<float>, kInputs>> norms;  // [layers][inputs][K]; empty for magnitude
 };
 
-/// Writes x with its inactive inputs as zeros into y (may be x) and returns how many there are.
-int64_t mask_inactive(const float* x, const float* norms, float t, int64_t K, float* y);
+/// Writes x with its inactive inputs as zeros into y (may be x) and returns how many there are. group: inputs that are
+/// left out together.
+int64_t mask_inactive(const float* x, const float* norms, float t, int64_t K, float* y, int64_t group = 1);
 
 /// All levels, modes and criteria of one calibration.
 struct ThresholdSet {
@@ -90,6 +94,7 @@ struct ThresholdSet {
   std::vector<std::array<std::vector<float>, kInputs>> norms;  // empty where no entry is wina
   std::string text_sha256;
   int64_t tokens = 0, ctx = 0, skipped = 0;
+  int64_t group = 1;  // inputs that are left out together
 
   /// nullopt: the file holds no thresholds. Throws Error (starting with `where`) for anything that is not as above.
   static std::optional<ThresholdSet> read(const io::Metadata& metadata, const std::string& where);

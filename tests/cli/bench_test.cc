@@ -94,6 +94,47 @@ TEST(Bench, RandomWeightsDecodeWithThresholdsOfTheirOwn) {
   EXPECT_THAT(refused.err, testing::HasSubstr("uniform thresholds by magnitude only"));
 }
 
+// gs weights are left out by groups: alone (random ones) and with the thresholds of random tokens.
+TEST(Bench, GroupsOfAGroupSparseShapeAreLeftOut) {
+  const TempDir dir;
+  const Finished done = run_lacuna({"bench",
+                                    "--synthetic",
+                                    "llama-3.2-1b",
+                                    "--layers",
+                                    "1",
+                                    "--layout",
+                                    "gs4",
+                                    "--weight-sparsity",
+                                    "50",
+                                    "--what",
+                                    "linear,decode",
+                                    "--gen",
+                                    "8",
+                                    "--runs",
+                                    "1",
+                                    "--context",
+                                    "10",
+                                    "--threads",
+                                    "2",
+                                    "--scratch",
+                                    dir.path().string(),
+                                    "--json",
+                                    "--act-sparsity",
+                                    "40",
+                                    "--explain"});
+  ASSERT_EQ(done.code, 0) << done.err;
+  EXPECT_THAT(done.err, testing::HasSubstr("skips 16 inputs together"));
+  std::istringstream lines(done.out);
+  int found = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto row = nlohmann::json::parse(line);
+    if (row["bench"] == "head") continue;
+    EXPECT_NEAR(row["act_sparsity"].get<double>(), 0.4, 0.1) << row["bench"];
+    ++found;
+  }
+  EXPECT_EQ(found, 2);
+}
+
 TEST(Bench, SpqtReportOfAModel) {
   const TempDir dir;
   write_tiny_model(dir.file("tiny.gguf"), layout::Id::q8_0);

@@ -83,6 +83,33 @@ TEST(Calibrate, HeldOutIsWhatASparseModelLeavesOut) {
   }
 }
 
+// Thresholds of groups: calibrate, then perplexity (masked) and run (whole groups are not read) of a gs model.
+TEST(Calibrate, GroupsOfInputsAreLeftOutTogether) {
+  const Folder folder;
+  const std::string gs = folder.dir.file("gs.gguf");
+  output_of({"quantize", folder.model, "-o", gs, "--layout", "gs4", "--group-size", "8"});
+  auto arguments = folder.calibrate({"--mode", "both,layered", "--levels", "50", "--group", "8", "--json"});
+  arguments[1] = gs;
+  const auto rows = json_lines(output_of(arguments));
+  ASSERT_EQ(rows.size(), 3u);
+  for (const auto& row : rows) {
+    EXPECT_EQ(row["group"], 8);
+    EXPECT_NEAR(row["calibration"]["act_sparsity"], 0.5, 0.1) << row["mode"];
+    const auto ppl = json_of({"perplexity", gs, "-f", kText, "--ctx", "32", "--chunks", "2", "--act-sparsity", "50",
+                              "--act-mode", row["mode"]});
+    EXPECT_NEAR(ppl["act_sparsity"], 0.5, 0.2) << row["mode"];
+  }
+  const auto ran = json_of({"run", gs, "-p", "a", "-n", "8", "--ignore-eos", "--act-sparsity", "50"});
+  EXPECT_GT(ran["act_sparsity"], 0.2);
+  // Thresholds of single inputs: allowed, with a word.
+  auto single = folder.calibrate({"--mode", "uniform", "--levels", "50"});
+  single[1] = gs;
+  output_of(single);
+  const auto warned = run_lacuna({"run", gs, "-p", "a", "-n", "2", "--act-sparsity", "50"});
+  EXPECT_EQ(warned.code, 0);
+  EXPECT_NE(warned.err.find("read in groups of 8 inputs, the thresholds leave out 1"), std::string::npos) << warned.err;
+}
+
 TEST(Calibrate, RefusesWhatCannotBeDoneBeforeTheWork) {
   const Folder folder;
   expect_error(folder.calibrate({"--skip", "32"}), "windows of 32 tokens, of which the first 32 are left out");

@@ -88,5 +88,25 @@ TEST(CollectActive, EqualityAndNonFiniteValuesAreActiveOnEveryInstructionSet) {
   }
 }
 
+TEST(CollectActiveGroups, WholeGroupsByTheRootOfTheirMeanSquare) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  // Groups of four: sizes 1, 0.5, NaN, and sqrt(2) of the short last one; one whose products with the norms count.
+  const std::vector<float> x = {2, 0, 0, 0, 1, 0, 0, 0, 0, nan, 0, 0, 1, -1.5f, 0, 0, 2, 0};
+  const auto collected = [&](const std::vector<float>& rows, int64_t M, const float* norms, float t) {
+    std::vector<int32_t> list(rows.size(), kUntouched);
+    list.resize(
+        size_t(kernels::collect_active_groups(rows.data(), M, int64_t(rows.size()) / M, norms, t, 4, list.data())));
+    return list;
+  };
+  EXPECT_EQ(collected(x, 1, nullptr, 1), (std::vector<int32_t>{0, 1, 2, 3, 8, 9, 10, 11, 16, 17}));
+  EXPECT_EQ(collected(x, 1, nullptr, 0).size(), x.size()) << "t = 0 leaves nothing out";
+  std::vector<float> norms(x.size(), 1.0f);
+  norms[4] = 2;
+  EXPECT_EQ(collected(x, 1, norms.data(), 1), (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17}));
+  // Two tokens: what either needs.
+  EXPECT_EQ(collected({2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2}, 2, nullptr, 1),
+            (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7}));
+}
+
 }  // namespace
 }  // namespace lacuna

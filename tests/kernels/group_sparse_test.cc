@@ -60,13 +60,6 @@ Uneven uneven(Id id, int64_t N, int64_t K, int64_t g, uint64_t seed) {
 
 WeightView view_of(const Uneven& w) { return {"w", w.layout, w.shape, w.bytes, {}, w.params}; }
 
-std::vector<float> inputs(int64_t M, int64_t K, uint64_t seed) {
-  Rng rng(seed);
-  std::vector<float> x(size_t(M * K));
-  for (float& value : x) value = float(rng.normal() * std::exp(rng.normal()));
-  return x;
-}
-
 std::vector<float> run(kernels::LinearGroup& group, const std::vector<float>& x, int64_t M, layout::Shape shape) {
   std::vector<float> y(size_t(M * shape.N), NAN);
   const Output out{y.data(), shape.N};
@@ -81,7 +74,7 @@ TEST_P(GroupSparseKernels, UnevenRowsMatchDouble) {
     for (const int64_t g : {8, 16, 32, 64, 128}) {
       for (const layout::Shape shape : {layout::Shape{37, 672}, {3, 4544}, {130, 96}}) {
         const Uneven w = uneven(id, shape.N, shape.K, g, uint64_t(g));
-        const std::vector<float> x = inputs(1, shape.K, 7);
+        const std::vector<float> x = test::random_inputs(1, shape.K, 7);
         const WeightView view = view_of(w);
         const auto group = cpu::make_linear_group(GetParam(), {&view, 1}, test::pool(), Prepare::automatic);
         const std::vector<float> y = run(*group, x, 1, shape);
@@ -110,12 +103,54 @@ TEST_P(GroupSparseKernels, UnevenRowsMatchDouble) {
   }
 }
 
+// A token that leaves inputs out: the list says which, whatever x holds there. Groups without an active input are not
+// read; sums over the others are those of the token with zeros, but for the order of two roundings.
+TEST_P(GroupSparseKernels, InactiveGroupsAreLeftOut) {
+  for (const Id id : {Id::gs2, Id::gs3, Id::gs4, Id::gs8}) {
+    for (const int64_t g : {8, 16, 32, 64, 128}) {
+      for (const layout::Shape shape : {layout::Shape{37, 672}, {261, 1056}}) {
+        const Uneven w = uneven(id, shape.N, shape.K, g, uint64_t(g));
+        const WeightView view = view_of(w);
+        const auto group = cpu::make_linear_group(GetParam(), {&view, 1}, test::pool(), Prepare::automatic);
+        EXPECT_NE(group->explain().find("skips " + std::to_string(g) + " inputs together"), std::string::npos);
+        for (const double share : {0.0, 0.4, 0.97, 1.0}) {
+          std::vector<float> x = test::random_inputs(1, shape.K, 7), zeros(x.size(), 0.0f);
+          std::vector<int32_t> active;
+          Rng rng(3);
+          for (int64_t k = 0; k < shape.K; k += g) {
+            const bool keep = rng.uniform() >= share;
+            for (int64_t i = k; i < std::min(shape.K, k + g); ++i) {
+              // Some single inputs of an active group are left out too.
+              if (keep && (i == k || rng.uniform() < 0.8))
+                active.push_back(int32_t(i)), zeros[size_t(i)] = x[size_t(i)];
+              else
+                x[size_t(i)] = NAN;
+            }
+          }
+          const std::vector<float> expected = run(*group, zeros, 1, shape);
+          std::vector<float> y(size_t(shape.N), NAN);
+          const Output out{y.data(), shape.N};
+          group->run({x.data(), 1, shape.K, active.data(), int64_t(active.size())}, {&out, 1});
+          for (int64_t n = 0; n < shape.N; ++n) {
+            double through = 0;
+            for (int64_t k = 0; k < shape.K; ++k)
+              through += double(w.largest[size_t(n * shape.K + k)]) * std::fabs(double(zeros[size_t(k)]));
+            ASSERT_NEAR(y[size_t(n)], expected[size_t(n)], 0x1p-23 * double(shape.K / 8 + 16) * through)
+                << w.layout->name << " g" << g << " row " << n << " share " << share;
+          }
+          EXPECT_EQ(run(*group, zeros, 1, shape), expected) << "the list is of that token alone";
+        }
+      }
+    }
+  }
+}
+
 // RECIPES 23: rows fewer than workers, work that does not divide, and the same bits a thousand times in a row.
 TEST_P(GroupSparseKernels, ThreadsAndRepetitionsGiveTheSameBits) {
   for (const layout::Shape shape : {layout::Shape{3, 2080}, {211, 1312}}) {
     const Uneven w = uneven(Id::gs4, shape.N, shape.K, 16, 5);
     const WeightView view = view_of(w);
-    const std::vector<float> x = inputs(3, shape.K, 2);
+    const std::vector<float> x = test::random_inputs(3, shape.K, 2);
     ThreadPool one(1);
     const auto alone = cpu::make_linear_group(GetParam(), {&view, 1}, one, Prepare::automatic);
     const std::vector<float> single = run(*alone, x, 1, shape), many = run(*alone, x, 3, shape);

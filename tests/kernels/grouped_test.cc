@@ -30,16 +30,10 @@ using test::GroupedOptions;
 using test::GroupedWeight;
 using test::isas;
 using test::pool;
+using test::random_inputs;
 
 WeightView view_of(const GroupedWeight& w, std::span<const float> bias = {}) {
   return {std::string(w.layout->name) + ".weight", w.layout, w.shape, w.bytes, bias, w.params};
-}
-
-std::vector<float> random_inputs(int64_t M, int64_t K, uint64_t seed) {
-  Rng rng(seed);
-  std::vector<float> x(size_t(M * K));
-  for (float& value : x) value = float(rng.normal() * std::exp(rng.normal()));
-  return x;
 }
 
 /// Runs a weight into poisoned outputs with guards around them.

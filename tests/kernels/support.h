@@ -1,8 +1,11 @@
 // tests/kernels/support.h - what the kernel tests share.
 #pragma once
 
+#include <cmath>
+#include <cstdint>
 #include <vector>
 
+#include "core/rng.h"
 #include "core/thread_pool.h"
 #include "kernels/cpu/dispatch.h"
 
@@ -20,6 +23,14 @@ inline std::vector<cpu::Isa> isas() {
 inline ThreadPool& pool() {
   static ThreadPool two(2);
   return two;
+}
+
+/// [M, K], of sizes that differ widely.
+inline std::vector<float> random_inputs(int64_t M, int64_t K, uint64_t seed) {
+  Rng rng(seed);
+  std::vector<float> x(size_t(M * K));
+  for (float& value : x) value = float(rng.normal() * std::exp(rng.normal()));
+  return x;
 }
 
 }  // namespace lacuna::test

@@ -112,6 +112,26 @@ TEST(ThresholdSet, SurvivesAFile) {
   EXPECT_FALSE(ThresholdSet::read(io::Metadata{}, "x"));
 }
 
+TEST(ThresholdSet, GroupsSurviveAFileAndSingleInputsWriteNone) {
+  ThresholdSet set = some_set();
+  io::Metadata metadata;
+  set.write(metadata);
+  EXPECT_FALSE(metadata.contains("lacuna.threshold.group"));
+  EXPECT_EQ(ThresholdSet::read(metadata, "m")->group, 1);
+  set.group = 16;
+  set.write(metadata);
+  const auto back = ThresholdSet::read(metadata, "m");
+  EXPECT_EQ(back->group, 16);
+  EXPECT_EQ(back->select(0.4, std::nullopt, Criterion::magnitude, "m").group, 16);
+}
+
+TEST(MaskInactive, LeavesOutWholeGroups) {
+  const std::vector<float> x = {2, 0.1f, 0.1f, 0.1f, 0.5f, 0.5f, 0.5f, 0.5f, 3, 0};
+  std::vector<float> masked(x.size());
+  EXPECT_EQ(mask_inactive(x.data(), nullptr, 1, int64_t(x.size()), masked.data(), 4), 4);
+  EXPECT_THAT(masked, ElementsAre(2, 0.1f, 0.1f, 0.1f, 0, 0, 0, 0, 3, 0));
+}
+
 TEST(ThresholdSet, SelectsTheBestModeAndNamesWhatIsStored) {
   const ThresholdSet set = some_set();
   const Thresholds best = set.select(0.4, std::nullopt, Criterion::magnitude, "m.gguf");
@@ -144,14 +164,17 @@ TEST(ThresholdSet, DamagedFilesAreErrors) {
 
 // ---- in a decoder ----
 
-/// The median magnitude of every input, from a dense run.
-Thresholds medians(Decoder& decoder, std::span<const int32_t> ids) {
+/// The median size of every input or group of inputs, from a dense run.
+Thresholds medians(Decoder& decoder, std::span<const int32_t> ids, int64_t group = 1) {
   Thresholds out;
   out.level = 0.5;
+  out.group = group;
   out.t.resize(size_t(decoder.config().n_layers));
   decoder.set_observer([&](int64_t layer, Input input, const float* x, int64_t M, int64_t K, int64_t) {
     std::vector<float> sizes;
-    for (int64_t i = 0; i < M * K; ++i) sizes.push_back(std::abs(x[i]));
+    for (int64_t m = 0; m < M; ++m)
+      for (int64_t k = 0; k < K; k += group)
+        sizes.push_back(kernels::group_size(x + m * K + k, nullptr, std::min(group, K - k)));
     std::nth_element(sizes.begin(), sizes.begin() + int64_t(sizes.size() / 2), sizes.end());
     out.t[size_t(layer)][size_t(input)] = sizes[sizes.size() / 2];
   });
@@ -176,8 +199,8 @@ TEST(SparseDecoder, MaskedBatchEqualsTokenByTokenWithActiveLists) {
     Decoder& decoder = *model.decoder;
     const int64_t n = std::min<int64_t>(decoder.config().n_ctx, 48), V = decoder.config().n_vocab;
     const std::vector<int32_t> ids = some_ids(n, V);
-    for (const int64_t prefix : {0, 4}) {
-      const Thresholds thresholds = medians(decoder, ids);
+    for (const auto& [prefix, group] : {std::pair<int64_t, int64_t>{0, 1}, {4, 1}, {4, 8}}) {
+      const Thresholds thresholds = medians(decoder, ids, group);
       std::vector<float> batch(size_t(n * V));
       decoder.set_sparsity(SparsityOptions{thresholds, prefix, true});
       Session together(decoder, n, kernels::KvType::f32), single(decoder, n, kernels::KvType::f32);
@@ -197,7 +220,7 @@ TEST(SparseDecoder, MaskedBatchEqualsTokenByTokenWithActiveLists) {
           norm += e * e;
         }
       }
-      EXPECT_LT(std::sqrt(error / norm), 1e-4) << path << ' ' << prefix;
+      EXPECT_LT(std::sqrt(error / norm), 1e-4) << path << ' ' << prefix << ' ' << group;
       EXPECT_NEAR(decoder.sparsity_counts().share(), masked.share(), 1e-3) << path;
     }
   }

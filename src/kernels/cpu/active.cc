@@ -37,4 +37,17 @@ int64_t collect_active(ThreadPool& pool, const float* x, int64_t M, int64_t K, c
   return first[ranges];
 }
 
+int64_t collect_active_groups(const float* x, int64_t M, int64_t K, const float* norms, float t, int64_t group,
+                              int32_t* active) {
+  int64_t count = 0;
+  for (int64_t k = 0; k < K; k += group) {
+    const int64_t n = std::min(group, K - k);
+    bool keep = false;
+    for (int64_t m = 0; m < M && !keep; ++m)
+      keep = !(group_size(x + m * K + k, norms == nullptr ? nullptr : norms + k, n) < t);
+    for (int64_t i = 0; keep && i < n; ++i) active[count++] = int32_t(k + i);
+  }
+  return count;
+}
+
 }  // namespace lacuna::kernels

@@ -1,14 +1,17 @@
 // src/kernels/cpu/group_panels.h - the prepared form of gs2, gs3, gs4 and gs8 for AVX-512 with VNNI and VBMI2: panels
 // of 128 rows, in which the groups at one place of the rows lie together. K % 32 == 0.
 //
-// u64[panels][2]: where a panel's heads and its lines begin; then panels, each with the places 0..G-1 in turn:
-//   heads  for a place: 128 bits, row r keeps its group here; then for each 16 kept groups, in order of the rows:
-//          f16[16] scales, u8[16] zeros. The last 16 are filled up with zeros
-//   lines  for the same 16 groups kLines lines of 64 bytes, a dword for each group: byte i holds the codes of the
-//   inputs
-//          i, 4 + i, 8 + i, ... of the group, kWidth bits each, low ones first
-// Where kept groups are no multiple of 16 at a place, the rest of the 16 is computed for nothing: about 12% at half of
-// the groups.
+// u64[panels]: where each panel begins, from the beginning; then panels, each at a multiple of 64 bytes:
+//   masks   128 bits for each of the places 0..G-1: row r keeps its group there
+//   places  0..G-1 in turn, of each its c kept groups in order of the rows:
+//           scales  f16[c]
+//           zeros   c of 4 bits, low ones first, up to a whole byte; gs8: u8[c]
+//           codes   for each 16 groups kLines lines, a dword for each group: its byte i holds the codes of the group's
+//                   inputs i, 4 + i, 8 + i, ... that belong to the line, kWidth bits each, low ones first. Lines of the
+//                   last c % 16 groups have as many dwords
+// Nothing is filled up, so that a place begins at any byte: memory is what one token waits for, and a load across two
+// lines of a cache costs less than the eighth that whole sixteens would add at half of the groups. Kernels read up to
+// kGroupPanelSlack bytes past the last place.
 #pragma once
 
 #include <cstddef>
@@ -20,15 +23,25 @@
 namespace lacuna::cpu {
 
 inline constexpr int64_t kGroupPanelRows = 128;
-inline constexpr int64_t kGroupPanelMasks = kGroupPanelRows / 8, kGroupPanelHead = 16 * 3;  // bytes
+inline constexpr int64_t kGroupPanelMask = kGroupPanelRows / 8;  // bytes of a place
+inline constexpr int64_t kGroupPanelSlack = 128;
 
 template <int kBits, int64_t kSize>
 struct GroupPanelForm {
   static constexpr int64_t kGroup = kSize;
+  static constexpr int kZeroBits = kBits == 8 ? 8 : 4;
   /// Bits that a code takes here: 3 bits take 4, so that they are found with one shift, and a line is used whole.
   static constexpr int kWidth = kBits == 3 || (kBits == 2 && kSize == 8) ? 4 : kBits;
   static constexpr int64_t kLines = kGroup * kWidth / 32;
   __attribute__((always_inline)) static constexpr int64_t groups(int64_t K) { return (K + kGroup - 1) / kGroup; }
+  /// Where zeros and codes of a place with `kept` groups begin, and where it ends.
+  __attribute__((always_inline)) static constexpr int64_t zeros_at(int64_t kept) { return 2 * kept; }
+  __attribute__((always_inline)) static constexpr int64_t codes_at(int64_t kept) {
+    return 2 * kept + (kept * kZeroBits + 7) / 8;
+  }
+  __attribute__((always_inline)) static constexpr int64_t place_bytes(int64_t kept) {
+    return codes_at(kept) + 4 * kLines * kept;
+  }
 };
 
 template <int kBits, int64_t kGroup>

@@ -87,17 +87,11 @@ void prepare_group_sparse(const Problem& p, int64_t row0, int64_t row1, std::byt
   }
 }
 
-#define LACUNA_FORM(bits, group)                                             \
+#define LACUNA_FORM(id, bits, group)                                         \
   template int64_t group_sparse_prepared_bytes<bits, group>(const Problem&); \
   template void place_group_sparse<bits, group>(const Problem&, std::byte*); \
   template void prepare_group_sparse<bits, group>(const Problem&, int64_t, int64_t, std::byte*);
-#define LACUNA_FORMS(bits) \
-  LACUNA_FORM(bits, 8) LACUNA_FORM(bits, 16) LACUNA_FORM(bits, 32) LACUNA_FORM(bits, 64) LACUNA_FORM(bits, 128)
-LACUNA_FORMS(2)
-LACUNA_FORMS(3)
-LACUNA_FORMS(4)
-LACUNA_FORMS(8)
-#undef LACUNA_FORMS
+LACUNA_EACH_GROUP_SPARSE(LACUNA_FORM)
 #undef LACUNA_FORM
 
 }  // namespace lacuna::cpu

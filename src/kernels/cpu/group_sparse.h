@@ -18,6 +18,14 @@
 
 namespace lacuna::cpu {
 
+/// X(id, bits, group) for every size that has kernels.
+#define LACUNA_GROUP_SIZES(X, id, bits) X(id, bits, 8) X(id, bits, 16) X(id, bits, 32) X(id, bits, 64) X(id, bits, 128)
+#define LACUNA_EACH_GROUP_SPARSE(X) \
+  LACUNA_GROUP_SIZES(X, gs2, 2)     \
+  LACUNA_GROUP_SIZES(X, gs3, 3)     \
+  LACUNA_GROUP_SIZES(X, gs4, 4)     \
+  LACUNA_GROUP_SIZES(X, gs8, 8)
+
 inline constexpr int64_t kGroupSparseSlack = 512;
 /// Most inputs of a row: kernels keep places of groups in 16 bits.
 inline constexpr int64_t kGroupSparseCols = int64_t{1} << 17;

@@ -68,8 +68,19 @@ struct Part {
   const LinearKernel* kernel = nullptr;
   HugeBuffer prepared;
   const std::byte* weight = nullptr;
-  int need = -1;  // of the quantized inputs
+  int need = -1;    // of the quantized inputs
+  int active = -1;  // of active_groups_, where the kernel leaves groups of inputs out
   int64_t read_bytes() const { return prepared.size() != 0 ? int64_t(prepared.size()) : int64_t(view.bytes.size()); }
+};
+
+/// Which groups of inputs have an active one.
+struct ActiveGroups {
+  int64_t group;
+  std::vector<uint8_t> active;  // [groups]
+  void find(const int32_t* inputs, int64_t count) {
+    std::fill(active.begin(), active.end(), uint8_t{0});
+    for (int64_t i = 0; i < count; ++i) active[size_t(inputs[i] / group)] = 1;
+  }
 };
 
 /// Rows [row0, row1) of a part: what one worker takes at once.
@@ -106,11 +117,15 @@ class CpuLinearGroup final : public kernels::LinearGroup {
 
   void run(const Activation& x, std::span<const Output> y) override {
     if (y.size() != parts_.size()) throw Error("linear group of {} weights got {} outputs", parts_.size(), y.size());
-    if (!x.all()) return run(masked(x), y);
-    for (int64_t m = 0; m < x.M; m += kChunk) run_chunk(x, y, m, std::min(kChunk, x.M - m));
+    const Activation rows = x.all() ? x : masked(x);
+    const int32_t* active = x.M == 1 && !x.all() ? x.active : nullptr;
+    if (active != nullptr)
+      for (ActiveGroups& groups : active_groups_) groups.find(active, x.active_count);
+    skips_ = active != nullptr;
+    for (int64_t m = 0; m < x.M; m += kChunk) run_chunk(rows, y, m, std::min(kChunk, x.M - m));
   }
 
-  /// Rows of weights read every input: those that do not count become zeros.
+  /// Most kernels read every input: those that do not count become zeros.
   Activation masked(const Activation& x) {
     auto* rows = reinterpret_cast<float*>(scratch<Scratch::masked>(size_t(x.M * K_) * sizeof(float)));
     for (int64_t m = 0; m < x.M; ++m) {
@@ -139,9 +154,10 @@ class CpuLinearGroup final : public kernels::LinearGroup {
   std::string explain() const override {
     std::string out;
     for (const Part& part : parts_)
-      out += fmt::format("{} {}x{} {}: {}.{} | {}.{}\n", part.view.name, part.view.shape.N, part.view.shape.K,
-                         part.view.layout->name, isa_name(isa_), part.kernel->one_name, isa_name(isa_),
-                         part.kernel->many_name);
+      out += fmt::format(
+          "{} {}x{} {}: {}.{} | {}.{}{}\n", part.view.name, part.view.shape.N, part.view.shape.K,
+          part.view.layout->name, isa_name(isa_), part.kernel->one_name, isa_name(isa_), part.kernel->many_name,
+          part.kernel->skips > 0 ? fmt::format(", skips {} inputs together", part.kernel->skips) : std::string());
     return out;
   }
 
@@ -168,6 +184,13 @@ class CpuLinearGroup final : public kernels::LinearGroup {
       MappedFile::release(view.bytes);
     }
     part.need = inputs_.need(part.kernel->needs);
+    if (const int64_t skips = part.kernel->skips; skips > 0) {
+      const auto same = [&](const ActiveGroups& groups) { return groups.group == skips; };
+      const auto found = std::find_if(active_groups_.begin(), active_groups_.end(), same);
+      part.active = int(found - active_groups_.begin());
+      if (found == active_groups_.end())
+        active_groups_.push_back({skips, std::vector<uint8_t>(size_t(ceil_div(K, skips)))});
+    }
     parts_.push_back(std::move(part));
   }
 
@@ -231,6 +254,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
       const Output& out = y[size_t(item.part)];
       a.y = out.y + (m0 + first) * out.stride;
       a.y_stride = out.stride;
+      if (skips_ && part.active >= 0) a.active = active_groups_[size_t(part.active)].active.data();
       a.row0 = item.row0;
       a.row1 = item.row1;
       (M == 1 ? part.kernel->run_one : part.kernel->run_many)(a);
@@ -261,6 +285,8 @@ class CpuLinearGroup final : public kernels::LinearGroup {
   std::vector<Part> parts_;
   std::vector<Item> one_items_, many_items_;
   std::vector<Share> shares_;  // one a worker
+  std::vector<ActiveGroups> active_groups_;
+  bool skips_ = false;  // they are those of the token that runs
 };
 
 /// Zigzag and row weights that read one input.

@@ -83,6 +83,8 @@ struct LinearArgs {
   ActivationTile x;
   float* y = nullptr;  // [tokens, N] rows y_stride apart
   int64_t y_stride = 0;
+  /// One token of a kernel with `skips`: whether the groups of so many inputs have an active one. nullptr: all have.
+  const uint8_t* active = nullptr;
   int64_t row0 = 0, row1 = 0;  // multiples of 16, row1 also N; one token of a kernel with work_before: any rows
 };
 
@@ -104,6 +106,7 @@ struct LinearKernel {
   /// nullptr: rows are alike.
   int64_t (*work_before)(const Problem&, int64_t row) = nullptr;
   int64_t row_step = 1;  // such pieces begin at multiples of this
+  int64_t skips = 0;     // one token does not read groups of so many inputs of which none is active; 0: reads all
 };
 
 /// layout::decode_rows of a weight, for kernels that multiply decoded rows. out: [rows, K].

@@ -136,6 +136,7 @@ void run_one(const LinearArgs& a) {
 #endif
     each_group(
         row.masks, Form::zeros_at(a.K), [&](int64_t j, int64_t i) __attribute__((always_inline)) {
+          if (a.active != nullptr && a.active[i] == 0) return;
           const float scale = scale_of(row.scales, j);
           less += scale * float(zero_of<kBits>(row.zeros, j)) * a.x.group_sum[i];
           for (int64_t part = 0; part < Form::kUnits; ++part) {
@@ -316,23 +317,15 @@ constexpr LinearKernel kernel(const char* name, const char* one, const char* man
                    .scratch_bytes = scratch_bytes<kGroup>};
   out.place = place_group_sparse<kBits, kGroup>;
   out.work_before = group_sparse_work;
+  out.skips = kGroup;
   return out;
 }
 #define LACUNA_NAME(id, group) "groups_" #id "_g" #group
-#define LACUNA_GROUP(id, bits, group)                                                         \
+#define LACUNA_KERNEL(id, bits, group)                                                        \
   kernel<layout::Id::id, bits, group>(LACUNA_NAME(id, group), "gemv_" LACUNA_NAME(id, group), \
-                                      "gemm_" LACUNA_NAME(id, group))
-#define LACUNA_GROUPS(id, bits)                                                                                  \
-  LACUNA_GROUP(id, bits, 8), LACUNA_GROUP(id, bits, 16), LACUNA_GROUP(id, bits, 32), LACUNA_GROUP(id, bits, 64), \
-      LACUNA_GROUP(id, bits, 128)
-constexpr LinearKernel kGroupSparseKernels[] = {
-    LACUNA_GROUPS(gs2, 2),
-    LACUNA_GROUPS(gs3, 3),
-    LACUNA_GROUPS(gs4, 4),
-    LACUNA_GROUPS(gs8, 8),
-};
-#undef LACUNA_GROUPS
-#undef LACUNA_GROUP
+                                      "gemm_" LACUNA_NAME(id, group)),
+constexpr LinearKernel kGroupSparseKernels[] = {LACUNA_EACH_GROUP_SPARSE(LACUNA_KERNEL)};
+#undef LACUNA_KERNEL
 #undef LACUNA_NAME
 
 }  // namespace
