@@ -20,9 +20,15 @@ struct Barrier {
 };
 struct Fiber {
   ucontext_t context;
-  std::unique_ptr<std::byte[]> stack = std::make_unique<std::byte[]>(kStack);
   bool done = false;
 };
+
+/// The stack of each thread of a block; they are kept, since making them takes longer than most blocks run.
+std::byte* stack_of(unsigned thread) {
+  static std::vector<std::unique_ptr<std::byte[]>> stacks;
+  while (stacks.size() <= thread) stacks.push_back(std::make_unique_for_overwrite<std::byte[]>(kStack));
+  return stacks[thread].get();
+}
 
 /// The block that runs.
 struct Block {
@@ -85,9 +91,10 @@ void launch(dim3 blocks, unsigned threads, int64_t shared, const std::function<v
     now.warp_memory.resize(size_t{threads} * 64);
     now.kernel = &kernel;
     block = &now;
-    for (Fiber& fiber : now.fibers) {
+    for (unsigned thread = 0; thread < threads; ++thread) {
+      Fiber& fiber = now.fibers[thread];
       getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.get();
+      fiber.context.uc_stack.ss_sp = stack_of(thread);
       fiber.context.uc_stack.ss_size = kStack;
       fiber.context.uc_link = nullptr;
       makecontext(&fiber.context, run_fiber, 0);
