@@ -127,8 +127,10 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
   expect_error(with({"--what", "prefill", "--act-sparsity", "50"}), "a prompt runs dense");
   expect_error(with({"--what", "linear", "--tokens", "2"}), "of one token of --synthetic SHAPE");
   expect_error({"bench", kModel, "--device", "cuda", "--what", "linear"}, "of one token of --synthetic SHAPE");
-  expect_error(with({"--what", "linear", "--layout", "q4_K"}),
-               "no kernel reads q4_K; those that one reads: zz2_k, zz3_k");
+  expect_error(with({"--what", "linear", "--layout", "q4_K", "--act-sparsity", "50"}),
+               "the kernels of q4_K skip nothing");
+  expect_error(with({"--what", "linear", "--layout", "zz4_k", "--uneven-rows"}),
+               "--uneven-rows is of layouts that drop");
 }
 
 // Without CUDA in the build, without a driver, without a device or on too small a card: one sentence.

@@ -67,6 +67,14 @@ void run_fiber() {
   yield();
 }
 
+void begin(Fiber& fiber, unsigned thread) {
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = stack_of(thread);
+  fiber.context.uc_stack.ss_size = kStack;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, run_fiber, 0);
+}
+
 }  // namespace
 
 uint3 thread_index() { return {block->current, 0, 0}; }
@@ -91,14 +99,7 @@ void launch(dim3 blocks, unsigned threads, int64_t shared, const std::function<v
     now.warp_memory.resize(size_t{threads} * 64);
     now.kernel = &kernel;
     block = &now;
-    for (unsigned thread = 0; thread < threads; ++thread) {
-      Fiber& fiber = now.fibers[thread];
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = stack_of(thread);
-      fiber.context.uc_stack.ss_size = kStack;
-      fiber.context.uc_link = nullptr;
-      makecontext(&fiber.context, run_fiber, 0);
-    }
+    for (unsigned thread = 0; thread < threads; ++thread) begin(now.fibers[thread], thread);
     for (bool left = true; left;) {
       left = now.moved = false;
       for (now.current = 0; now.current < threads; ++now.current) {
