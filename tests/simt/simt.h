@@ -52,13 +52,10 @@ void sync_block();
 void sync_warp();
 /// A barrier of `threads` threads.
 void sync_named(unsigned id, unsigned threads);
-/// All lanes of the warp give a value and see those of all, [32].
-template <class T, class Use>
-auto with_all(const T& mine, const Use& use);
-
 /// Memory of the warp that calls, 32 * 64 bytes.
 std::byte* warp_memory();
 
+/// All lanes of the warp give a value and see those of all, [32].
 template <class T, class Use>
 auto with_all(const T& mine, const Use& use) {
   static_assert(sizeof(T) <= 64);
