@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "cli/models.h"
+#include "compress/made.h"
 #include "compress/walk.h"
 #include "core/error.h"
 #include "core/rng.h"
@@ -75,13 +76,6 @@ TEST(FakeQuantize, SurvivesZeroGroupsWithGradients) {
   EXPECT_TRUE(W.grad().isfinite().all().item<bool>());
 }
 
-constexpr int64_t kWindow = 32, kWindows = 8;
-
-struct Made {
-  WalkReport report;
-  std::string bytes;
-};
-
 WalkOptions options_for(const test::TempDir& folder, const std::string& method, int64_t epochs) {
   WalkOptions options;
   options.method = method;
@@ -91,18 +85,6 @@ WalkOptions options_for(const test::TempDir& folder, const std::string& method, 
   options.progress = false;
   options.bqpo = {.epochs = epochs, .lr = 3e-3, .batch = 3};
   return options;
-}
-
-Made make(const io::Checkpoint& checkpoint, const WalkOptions& options, const std::string& file) {
-  const auto config = model::read_config(checkpoint);
-  Rng rng(1);
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < kWindow * kWindows; ++i) ids.push_back(int32_t(rng.below(uint64_t(config.n_vocab))));
-  const Samples samples = choose_samples(kWindow * kWindows, {.samples = kWindows, .seq_len = kWindow}, "ids");
-  Made made{walk(checkpoint, ids, samples, options), {}};
-  write_model(checkpoint, options.work_folder, config.n_layers, file);
-  made.bytes = test::read_text(file);
-  return made;
 }
 
 TEST(Bqpo, BringsEveryLayersResultNearerInEveryFamily) {

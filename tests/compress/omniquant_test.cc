@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "compress/made.h"
 #include "compress/walk.h"
 #include "core/error.h"
 #include "core/rng.h"
@@ -125,13 +126,6 @@ TEST(LearnedRanges, GradientsAreTheSlopesOfStraightThroughRounding) {
     }
 }
 
-constexpr int64_t kWindow = 32, kWindows = 8;
-
-struct Made {
-  WalkReport report;
-  std::string bytes;
-};
-
 WalkOptions options_for(const test::TempDir& folder, const std::string& method, int bits, int64_t epochs) {
   WalkOptions options;
   options.method = method;
@@ -140,18 +134,6 @@ WalkOptions options_for(const test::TempDir& folder, const std::string& method, 
   options.progress = false;
   options.omniquant = {.epochs = epochs, .lr = 5e-2, .batch = 2};
   return options;
-}
-
-Made make(const io::Checkpoint& checkpoint, const WalkOptions& options, const std::string& file) {
-  const auto config = model::read_config(checkpoint);
-  Rng rng(1);
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < kWindow * kWindows; ++i) ids.push_back(int32_t(rng.below(uint64_t(config.n_vocab))));
-  const Samples samples = choose_samples(kWindow * kWindows, {.samples = kWindows, .seq_len = kWindow}, "ids");
-  Made made{walk(checkpoint, ids, samples, options), {}};
-  write_model(checkpoint, options.work_folder, config.n_layers, file);
-  made.bytes = test::read_text(file);
-  return made;
 }
 
 /// Error of the first layer's result after rounding to nearest, in the same unit: training begins from it.
