@@ -15,7 +15,13 @@ if(NOT compress_wanted STREQUAL "OFF")
     if(NOT EXISTS ${LACUNA_TORCH}/include/ATen/ATen.h)
       message(FATAL_ERROR "LACUNA_TORCH is '${LACUNA_TORCH}', but ${LACUNA_TORCH}/include/ATen/ATen.h is not there")
     endif()
-    target_include_directories(lacuna_torch SYSTEM INTERFACE ${LACUNA_TORCH}/include ${LACUNA_TORCH}/include/torch/csrc/api/include)
+    # A PyTorch brings headers of an fmt of its own, whose library it does not: ours comes first, in a folder without anything else.
+    get_target_property(fmt_headers fmt::fmt INTERFACE_INCLUDE_DIRECTORIES)
+    find_path(fmt_headers_of_core fmt/core.h PATHS ${fmt_headers} NO_DEFAULT_PATH REQUIRED)
+    file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/fmt_first)
+    file(CREATE_LINK ${fmt_headers_of_core}/fmt ${PROJECT_BINARY_DIR}/fmt_first/fmt SYMBOLIC)
+    target_include_directories(lacuna_torch SYSTEM INTERFACE ${PROJECT_BINARY_DIR}/fmt_first ${LACUNA_TORCH}/include
+                               ${LACUNA_TORCH}/include/torch/csrc/api/include)
     # A PyTorch's libtorch.so exports parts of std::filesystem of its own that do not work outside it: the system's comes first.
     target_link_libraries(lacuna_torch INTERFACE stdc++)
     # libtorch_cuda registers the CUDA operators when it is loaded; nothing refers to it by name.
