@@ -22,8 +22,9 @@ if(NOT compress_wanted STREQUAL "OFF")
     file(CREATE_LINK ${fmt_headers_of_core}/fmt ${PROJECT_BINARY_DIR}/fmt_first/fmt SYMBOLIC)
     target_include_directories(lacuna_torch SYSTEM INTERFACE ${PROJECT_BINARY_DIR}/fmt_first ${LACUNA_TORCH}/include
                                ${LACUNA_TORCH}/include/torch/csrc/api/include)
-    # A PyTorch's libtorch.so exports parts of std::filesystem of its own that do not work outside it: the system's comes first.
-    target_link_libraries(lacuna_torch INTERFACE stdc++)
+    # The shared C++ library comes first: a PyTorch's libtorch.so exports parts of std::filesystem of its own that do not work outside it, and
+    # a compiler that would link its own static one would give PyTorch's streams the locales of another library.
+    target_link_libraries(lacuna_torch INTERFACE -l:libstdc++.so.6)
     # libtorch_cuda registers the CUDA operators when it is loaded; nothing refers to it by name.
     target_link_options(lacuna_torch INTERFACE -Wl,-rpath,${LACUNA_TORCH}/lib -Wl,--no-as-needed
                         -Wl,--allow-shlib-undefined)  # of libraries that PyTorch finds at run time

@@ -200,7 +200,8 @@ void Bench::make_kinds(const model::ModelShape& shape, ThreadPool& pool) {
       for (const Band& band : bands(N)) {
         kind.shapes.push_back({band.N, group.K});
         kind.params.push_back(params_of(kind.shapes.back(), band.sparsity));
-        matrices.push_back(model::random_matrix(layout_, kind.shapes.back(), kind.params.back(), rng.next(), pool));
+        matrices.push_back(
+            model::random_matrix(layout_, kind.shapes.back(), kind.params.back(), rng.next(), pool, band.sparsity));
         views.push_back({kind.name, &layout_, kind.shapes.back(), matrices.back().bytes(), {}, kind.params.back()});
       }
     prepare(kind, views, pool);
@@ -384,7 +385,7 @@ std::vector<Choice> Bench::choices_for(Mode mode, size_t kind, const Choice& now
   if (layout_.family == Family::group_sparse) {
     const Groups weights = groups(0, kind);
     for (GroupsPlan plan : cuda::groups_plans(layout_)) {
-      plan.split = now.groups.split, plan.math = now.groups.math, plan.early = now.groups.early;
+      plan.split = now.groups.split, plan.math = now.groups.math;
       if (plan.math == cuda::Math::fma) plan = now.groups;  // it has one kernel
       const int all = cuda::filled(device_->info(), weights, plan).blocks;
       for (const double fill : {0.34, 0.5, 0.67, 1.0}) {
@@ -393,11 +394,6 @@ std::vector<Choice> Bench::choices_for(Mode mode, size_t kind, const Choice& now
           plan.blocks = int(std::max<int64_t>(1, plan.blocks / weights.panels) * weights.panels);
         out.push_back({{}, plan});
       }
-    }
-    for (const float early : {0.0f, 0.5f, 1.0f}) {
-      Choice choice = now;
-      choice.groups.early = early;
-      out.push_back(choice);
     }
     return out;
   }

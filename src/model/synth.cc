@@ -410,11 +410,17 @@ layout::Params random_params(const layout::Layout& layout, layout::Shape shape, 
 }
 
 HugeBuffer random_matrix(const layout::Layout& layout, layout::Shape shape, layout::Params params, uint64_t seed,
-                         ThreadPool& pool) {
+                         ThreadPool& pool, double weight_sparsity) {
   layout::check_params(layout, params);
-  if (layout.family != layout::Family::rows && !layout.zigzag)
-    throw Error("random matrices are of row and zigzag layouts; {} is neither", layout.name);
-  HugeBuffer out(size_t(layout.size_bytes(shape)));
+  HugeBuffer out(size_t(layout.size_bytes(shape, params)));
+  if (layout.family != layout::Family::rows && !layout.zigzag) {
+    const auto bytes = random_codes(layout, shape, params, weight_sparsity, seed, pool);
+    if (bytes.size() != out.size())
+      throw Error("a random matrix in {} has {} bytes, its parameters say {}; take them from random_params()",
+                  layout.name, bytes.size(), out.size());
+    std::memcpy(out.data(), bytes.data(), bytes.size());
+    return out;
+  }
   const layout::Layout& row = layout::row_layout(layout);
   const std::vector<std::byte> runs = encode_pool(row, shape.K, seed, pool);
   if (layout.zigzag)

@@ -31,9 +31,9 @@ struct SynthOptions {
 /// number of threads.
 int64_t synthesize(const ModelShape& shape, const std::string& path, const SynthOptions& options, ThreadPool& pool);
 
-/// The bytes of one matrix in a row or zigzag layout, random as those are.
+/// The bytes of one matrix, random as those are; params: of random_params(), for the same weight_sparsity.
 HugeBuffer random_matrix(const layout::Layout& layout, layout::Shape shape, layout::Params params, uint64_t seed,
-                         ThreadPool& pool);
+                         ThreadPool& pool, double weight_sparsity = 0);
 
 /// The params of a random matrix: those given, and what weight_sparsity makes of it. Throws Error for a sparsity that
 /// the layout cannot have.

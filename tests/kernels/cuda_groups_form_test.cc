@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -127,6 +128,44 @@ TEST(CudaGroupsForm, PlacesFarApart) {
   const PreparedGroups prepared = cuda::prepare_groups({&view, 1}, test::pool());
   const std::vector<float> decoded = decode(prepared);
   EXPECT_TRUE(std::equal(w.decoded.begin(), w.decoded.end(), decoded.begin()));
+}
+
+// What a kernel stages of the inputs for a chunk has a bound.
+TEST(CudaGroupsForm, AChunkHasPlacesOf4096Inputs) {
+  for (const int64_t g : {8, 128}) {
+    const test::GroupedWeight w =
+        test::grouped_weight(Id::gs4, 7, 20000, 4, {.group_size = g, .sparsity = g == 8 ? 0.99 : 0.7});
+    const WeightView view = view_of(w);
+    const PreparedGroups prepared = cuda::prepare_groups({&view, 1}, test::pool());
+    EXPECT_GE(prepared.start.back(), 5u);
+    for (uint32_t c = 0; c < prepared.start.back(); ++c) {
+      const GroupForm form(4, int(g));
+      const Chunk chunk{form, prepared.chunks.data() + int64_t{c} * form.bytes};
+      EXPECT_LE((chunk.place(7, 15) - chunk.place(0, 0) + 1) * g, cuda::kChunkInputs) << "chunk " << c;
+    }
+  }
+}
+
+// 32 slots are added at once. In the order of rows they would lie in 16 to 18 banks, since four tiles of a place are 32
+// rows apart; a place keeps four of the eight rows of a bank in the mean.
+TEST(CudaGroupsForm, SumsOfAWarpLieInDifferentBanks) {
+  const test::GroupedWeight w = test::grouped_weight(Id::gs4, 512, 4096, 1, {.group_size = 16, .sparsity = 0.5});
+  const WeightView view = view_of(w);
+  const PreparedGroups prepared = cuda::prepare_groups({&view, 1}, test::pool());
+  const GroupForm form(4, 16);
+  int64_t banks = 0, additions = 0;
+  for (uint32_t c = 0; c + 1 < prepared.start[1]; ++c) {
+    const Chunk chunk{form, prepared.chunks.data() + int64_t{c} * form.bytes};
+    for (int h = 0; h < 2; ++h)
+      for (int q = 0; q < 2; ++q) {
+        uint32_t found = 0;
+        for (int tile = 4 * q; tile < 4 * q + 4; ++tile)
+          for (int slot = 8 * h; slot < 8 * h + 8; ++slot) found |= 1u << (chunk.row(tile, slot) % 32);
+        banks += std::popcount(found);
+        ++additions;
+      }
+  }
+  EXPECT_GE(double(banks) / double(additions), 24);
 }
 
 TEST(CudaGroupsForm, TakesLittleMoreThanTheWeights) {

@@ -35,11 +35,11 @@ __global__ void __launch_bounds__(kGemmGroupWarps * 32) write_groups(const __gri
   const uint32_t end = __ldg(p.start + panel + 1), step = gridDim.x * kGemmGroupWarps;
   for (uint32_t c = __ldg(p.start + panel) + blockIdx.x * kGemmGroupWarps + uint32_t(warp); c < end; c += step) {
     const std::byte* const chunk = p.chunks + size_t(c) * kForm.bytes;
-    const GroupTail tail = Chunk::load_tail(chunk, lane);
+    const GroupTail tail = Chunk::template load_tail<FromStream>(chunk + kForm.scale_at, lane);
 #pragma unroll 1
     for (int piece = 0; piece < kForm.pieces; ++piece) {
       typename Chunk::Words words;
-      Chunk::load(chunk, piece, lane, words);
+      Chunk::template load<FromStream>(chunk + piece * Chunk::kPieceBytes, lane, words);
 #pragma unroll
       for (int q = 0; q < kChunkTiles; ++q) {
         // A lane has two inputs of slots lane / 4 and lane / 4 + 8 of each tile; what they share is another lane's.

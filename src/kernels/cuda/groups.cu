@@ -21,6 +21,13 @@ std::span<const GroupsKernel> kernels_of(int width) {
   }
 }
 
+/// Places of inputs that a block has room for: what an even share of the chunks needs with some to spare, within what
+/// leaves shared memory for two blocks. A block that needs more takes several passes.
+int64_t staged_places(const Groups& w, const GroupsPlan& plan) {
+  const int64_t all = (w.K + w.group - 1) / w.group, share = all * w.panels / plan.blocks;
+  return std::min(all, std::clamp(share + share / 4 + 2, kChunkInputs / w.group, 2 * kChunkInputs / w.group));
+}
+
 }  // namespace
 
 void launch_groups(const Device& device, Stream& stream, const layout::Layout& layout, const GroupsPlan& plan,
@@ -53,8 +60,8 @@ void launch_groups(const Device& device, Stream& stream, const layout::Layout& l
     p.slices = uint32_t(plan.blocks / w.panels);
   p.K = int(w.K), p.panels = int(w.panels);
   p.int8 = args.input_bits == InputBits::int8;
-  p.early = plan.early;
-  const int64_t places = (w.K + w.group - 1) / w.group, shared = places * (w.group * 2 + int64_t(sizeof(float2)));
+  p.room = int(staged_places(w, plan));
+  const int64_t shared = kernel->ring_bytes + p.room * (w.group * 2 + int64_t(sizeof(float2)));
   if (shared > 48 * 1024)
     check_cuda(cudaFuncSetAttribute(kernel->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
   launch_kernel(device, stream, kernel->kernel, {dim3(unsigned(plan.blocks)), plan.warps * 32, shared}, p);

@@ -39,8 +39,6 @@ struct GroupsPlan {
   Split split = Split::stream;
   Math math = Math::mma;
   int blocks = 0;  // of the launch; slice: a multiple of the panels
-  /// Share of a block's chunks that it asks for, in L2, before it waits for the launch before it.
-  float early = 0;
   bool operator==(const GroupsPlan&) const = default;
 };
 std::string describe(const GroupsPlan& plan);

@@ -2,10 +2,11 @@
 // every build.
 //
 // Weights of one layout that read one input are taken in panels of 256 rows (each part padded to whole ones). A slot is
-// a kept group of a panel's row. A panel's slots are sorted by place (inputs g i to g (i + 1) are place i), then by
-// row; 16 that follow each other are a tile, and 8 tiles a chunk, a record of fixed size. A tile has slots of two
-// places at most: where a third would begin, the rest of the tile has scale 0 (gs16: values 0), and so has the end of a
-// panel's last chunk. Each panel has a chunk at least. A chunk's parts follow each other:
+// a kept group of a panel's row. A panel's slots are sorted by place (inputs g i to g (i + 1) are place i); 16 that
+// follow each other are a tile, and 8 tiles a chunk, a record of fixed size. Rows of a place come in an order that
+// spreads those that a warp adds at once over the banks of shared memory. A tile has slots of two places at most, and a
+// chunk those of 4096 inputs: where another would begin, the rest of the tile or chunk has scale 0 (gs16: values 0),
+// and so has the end of a panel's last chunk. Each panel has a chunk at least. A chunk's parts follow each other:
 //   word   u32[kPieces][..]   codes as a warp's matrix product wants them, see below
 //   scale  f16[32][4]         not gs16. Lane l: slots l / 4 and l / 4 + 8 of tile l % 4, then of tile l % 4 + 4
 //   row    u8[32][4]          in the panel; the order as scale's
@@ -35,8 +36,11 @@ namespace lacuna::cuda {
 
 inline constexpr int kPanelRows = 256, kTileSlots = 16, kChunkTiles = 8, kChunkSlots = kTileSlots * kChunkTiles;
 
-/// Most places from a tile's first one to its second.
-inline constexpr int kMostStep = 2047;
+/// A chunk's places lie within so many inputs: a multiple of every group.
+inline constexpr int64_t kChunkInputs = 4096;
+static_assert(kChunkInputs / 8 <= 2048, "a tile's second place is 11 bits after its first");
+/// Rows of a panel whose sums the kernels keep in one bank of shared memory: each kBanks-th.
+inline constexpr int kBanks = 32;
 
 /// Sizes of a chunk.
 struct GroupForm {

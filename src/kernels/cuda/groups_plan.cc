@@ -7,15 +7,15 @@
 namespace lacuna::cuda {
 
 std::string describe(const GroupsPlan& plan) {
-  return fmt::format("{}, {} blocks, {} warps, {} resident, {:.0f}% early{}",
-                     plan.split == Split::stream ? "stream-K" : "slice-K", plan.blocks, plan.warps, plan.resident,
-                     100 * plan.early, plan.math == Math::mma ? "" : ", multiply-adds");
+  return fmt::format("{}, {} blocks, {} warps, {} resident{}", plan.split == Split::stream ? "stream-K" : "slice-K",
+                     plan.blocks, plan.warps, plan.resident, plan.math == Math::mma ? "" : ", multiply-adds");
 }
 
 std::span<const GroupsPlan> groups_plans(const layout::Layout& layout) {
   // Codes of 8 bits and values need more registers.
-  static constexpr GroupsPlan kNarrow[] = {{8, 24, Split::stream, Math::mma, 0},
-                                           {24, 24, Split::stream, Math::mma, 0},
+  static constexpr GroupsPlan kNarrow[] = {{12, 24, Split::stream, Math::mma, 0},
+                                           {8, 24, Split::stream, Math::mma, 0},
+                                           {16, 32, Split::stream, Math::mma, 0},
                                            {8, 16, Split::stream, Math::mma, 0}};
   static constexpr GroupsPlan kWide[] = {{8, 16, Split::stream, Math::mma, 0}, {16, 16, Split::stream, Math::mma, 0}};
   if (layout.bits > 4) return kWide;
