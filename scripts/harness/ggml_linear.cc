@@ -127,7 +127,11 @@ Context make_context(size_t tensors, bool graph) {
 
 ggml_backend_buffer_type_t buffer_type(const std::string& form, const std::string& device) {
 #ifdef GGML_LINEAR_CUDA
-  if (device == "cuda") return ggml_backend_cuda_buffer_type(0);
+  if (device == "cuda") {
+    if (ggml_backend_cuda_get_device_count() == 0)
+      throw Error("--device cuda: ggml finds no NVIDIA device on this machine; use --device cpu");
+    return ggml_backend_cuda_buffer_type(0);
+  }
 #endif
   if (device != "cpu")
     throw Error("this program was built without ggml's CUDA backend; give the folder of a build with it");
