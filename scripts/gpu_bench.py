@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Times `lacuna bench --device cuda` for several shapes and sparsities.
---what groups: the same layers in gs4 at several weight sparsities and group sizes, stream-K and slice-K, beside zz4_k, gq4, gq2 and nm24_q4 dense.
+--what groups: the same layers, or copies of one matrix (--single), in gs4 at several weight sparsities and group sizes, stream-K and slice-K, beside zz4_k, gq4, gq2
+and nm24_q4 dense, PyTorch's int4 kernel, ggml's Q4_K (--ggml) and Sparse-Marlin's 2:4 kernel (--sparse-marlin).
 --what linear: beside PyTorch's int4 kernel (torch._weight_int4pack_mm, groups of 128) and ggml's Q4_K (--ggml) on the same layers of the same device in
 the same run: a CUDA graph of one token, every layer's weights in memory of their own, results checked first. --what decode: whole tokens and the prefill of a prompt, beside llama.cpp's
 llama-bench (a CUDA build, --llama-bench) on the same shape in q4_K with the same q6_K head, with flash attention, in alternating rounds.
@@ -27,9 +28,28 @@ SHAPES = {
 GROUP = 128
 
 
+def layers_of(shape: str) -> tuple[int, list[tuple[int, int]]]:
+    """As SHAPES has them; of NxK as many copies as lacuna's src/model/shapes.h says."""
+    if shape in SHAPES:
+        return SHAPES[shape]
+    n, k = (int(side) for side in shape.split("x"))
+    return max(2, -(-(1 << 30) // (n * k))), [(n, k)]
+
+
+def layers_flag(shape: str) -> list[str]:
+    return ["--layers", str(SHAPES[shape][0])] if shape in SHAPES else []
+
+
+def matrix(text: str) -> str:
+    sides = text.split("x")
+    if len(sides) != 2 or not all(side.isdecimal() and int(side) >= 256 for side in sides):
+        raise argparse.ArgumentTypeError(f"{text}: expected NxK, such as 4096x4096, of 256 and more")
+    return text
+
+
 def lacuna_rows(program: str, shape: str, layout: str, sparsity: float, runs: int, more: list[str] | None = None) -> list[dict]:
     command = [program, "bench", "--synthetic", shape, "--device", "cuda", "--what", "linear", "--layout", layout, "--json", "--runs", str(runs),
-               "--layers", str(SHAPES[shape][0]), *(more or [])]
+               *layers_flag(shape), *(more or [])]
     if sparsity:
         command += ["--act-sparsity", f"{sparsity:g}"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -116,7 +136,7 @@ def torch_row(shape: str, runs: int) -> dict | None:
     except ImportError:
         print("PyTorch is not here: its kernel is left out", file=sys.stderr)
         return None
-    layers, groups = SHAPES[shape]
+    layers, groups = layers_of(shape)
     torch.manual_seed(0)
     copies, inputs, worst, total = [], [], 0.0, 0
     for n, k in groups:
@@ -165,23 +185,43 @@ def torch_row(shape: str, runs: int) -> dict | None:
     return row
 
 
-def ggml_row(program: str, shape: str, runs: int) -> dict:
-    command = [program, "--device", "cuda", "--shape", shape, "--layers", str(SHAPES[shape][0]), "--runs", str(runs)]
+def harness_rows(program: str, shape: str, runs: int) -> list[dict]:
+    """What a program of scripts/harness prints."""
+    command = [program, "--device", "cuda", "--shape" if shape in SHAPES else "--single", shape, *layers_flag(shape), "--runs", str(runs)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"error: {shlex.join(command)}: {done.stderr.strip()}")
-    row = json.loads(done.stdout.splitlines()[-1])
-    return dict(row, what=f"{row['layers']} layers, ggml", act_sparsity=0.0, tok_s=1e3 / row["median_ms"])
+    return [dict(row, act_sparsity=0.0, tok_s=1e3 / row["median_ms"]) for row in (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))]
+
+
+def ggml_row(program: str, shape: str, runs: int) -> dict:
+    row = harness_rows(program, shape, runs)[-1]
+    return dict(row, what=f"{row['layers']} layers, ggml")
+
+
+def group_peers(args, shape: str) -> dict[str, dict]:
+    """Other programs' rows, by the name that their speed-ups get."""
+    peers = {}
+    if not args.no_peer and (row := torch_row(shape, args.runs)):
+        peers["int4pack"] = row
+    if args.ggml:
+        peers["ggml"] = ggml_row(args.ggml, shape, args.runs)
+    if args.sparse_marlin:
+        for row in harness_rows(args.sparse_marlin, shape, args.runs):
+            name = "sparse_marlin_g128" if row["layout"].endswith("g128") else "sparse_marlin"
+            peers[name] = dict(row, what=f"{row['layers']} layers, Sparse-Marlin")
+    return peers
 
 
 def grouped(args) -> list[dict]:
     """Group-sparse layouts beside dense ones of 4 and 2 bits."""
     rows = []
-    for shape in args.shape or ["llama-2-7b"]:
+    shapes = [*(args.shape or []), *(args.single or [])] or ["llama-2-7b"]
+    for shape in shapes:
         mine = []
         for layout, more in [("zz4_k", []), ("gq4", ["--group-size", "128"]), ("gq2", ["--group-size", "64"]), ("nm24_q4", [])]:
             mine += [dict(row, baseline=True) for row in lacuna_rows(args.lacuna, shape, layout, 0, args.runs, more)]
-        peers = [row for row in [None if args.no_peer else torch_row(shape, args.runs), ggml_row(args.ggml, shape, args.runs) if args.ggml else None] if row]
+        peers = group_peers(args, shape)
         for layout in args.layout or ["gs4"]:
             for group in args.groups.split(","):
                 for sparsity in args.weight_sparsity.split(","):
@@ -189,14 +229,16 @@ def grouped(args) -> list[dict]:
                         more = ["--group-size", group, "--weight-sparsity", sparsity, *uneven]
                         mine += lacuna_rows(args.lacuna, shape, layout, 0, args.runs, more)
         best = min(row["median_ms"] for row in mine if row.get("baseline") and row["layout"] in ("zz4_k", "gq4"))
-        for row in mine + peers:
+        for row in [*mine, *peers.values()]:
             row["speedup_over_dense_4_bit"] = round(best / row["median_ms"], 3)
-            for peer in peers:
-                row["speedup_over_" + ("ggml" if "ggml" in peer["what"] else "int4pack")] = round(peer["median_ms"] / row["median_ms"], 3)
+            for name, peer in peers.items():
+                row["speedup_over_" + name] = round(peer["median_ms"] / row["median_ms"], 3)
+            if shape not in SHAPES:
+                row["product_us"] = round(1e3 * row["median_ms"] / layers_of(shape)[0], 3)
             which = f"g{row['group_size']} {100 * row['weight_sparsity']:.0f}%{' uneven' if row['uneven_rows'] else ''}" if "group_size" in row else ""
-            print(f"{shape:<12} {row['layout']:<9} {which:<16} {row['what']:<36} {row['median_ms']:8.4f} ms ({row['min_ms']:.4f} to {row['max_ms']:.4f}) "
-                  f"{row['gb_s']:7.1f} GB/s {row['speedup_over_dense_4_bit']:.2f}x", flush=True)
-        rows += mine + peers
+            print(f"{shape:<12} {row['layout']:<13} {which:<16} {row['what']:<36} {row['median_ms']:8.4f} ms ({row['min_ms']:.4f} to {row['max_ms']:.4f}) "
+                  f"{row['gb_s']:7.1f} GB/s {row['speedup_over_dense_4_bit']:.2f}x{' ' + format(row['product_us'], '.2f') + ' us a product' if 'product_us' in row else ''}", flush=True)
+        rows += [*mine, *peers.values()]
     return rows
 
 
@@ -205,9 +247,11 @@ def main() -> int:
     parser.add_argument("--lacuna", required=True, help="the program, built with the CUDA backend")
     parser.add_argument("--what", choices=["linear", "decode", "groups"], default="linear")
     parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="default: 7B, 8B, 13B and 70B; of decode 7B and 1B")
+    parser.add_argument("--single", action="append", type=matrix, metavar="NxK", help="of groups: copies of one matrix, more than a cache holds, such as 4096x4096")
     parser.add_argument("--layout", action="append", metavar="ZIGZAG", help="of linear: zz2_k to zz8, default zz4_k; of groups: gs2 to gs16, default gs4")
-    parser.add_argument("--no-peer", action="store_true", help="of linear: without PyTorch's kernel")
-    parser.add_argument("--ggml", metavar="PROGRAM", help="of linear: what scripts/harness/build_ggml_linear.sh makes of a CUDA build of llama.cpp")
+    parser.add_argument("--no-peer", action="store_true", help="of linear and groups: without PyTorch's kernel")
+    parser.add_argument("--ggml", metavar="PROGRAM", help="of linear and groups: what scripts/harness/build_ggml_linear.sh makes of a CUDA build of llama.cpp")
+    parser.add_argument("--sparse-marlin", metavar="PROGRAM", help="of groups: what scripts/harness/build_sparse_marlin.sh makes of a checkout of Sparse-Marlin")
     parser.add_argument("--sparsity", default="0,25,40,50,65", help="percentages, separated by commas")
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--commit", help="what the program was built from; default: git's HEAD")
@@ -222,6 +266,8 @@ def main() -> int:
     parser.add_argument("--weight-sparsity", default="0,20,30,40,50,60", help="of groups: percentages, separated by commas")
     parser.add_argument("--uneven", action="store_true", help="of groups: also with rows that keep different shares")
     args = parser.parse_args()
+    if args.what != "groups" and (args.single or args.sparse_marlin):
+        parser.error("--single and --sparse-marlin are of --what groups")
     if args.what == "groups":
         return finish(args, grouped(args))
     if args.what == "decode":
@@ -258,6 +304,7 @@ def finish(args, rows: list[dict]) -> int:
         command = ["scripts/gpu_bench.sh", *(f"--shape={shape}" for shape in args.shape or []), f"--sparsity={args.sparsity}", f"--runs={args.runs}"]
         command += [*(f"--layout={layout}" for layout in args.layout or []), *(["--no-peer"] if args.no_peer else []), *(["--ggml=lacuna-ggml-linear"] if args.ggml else [])]
         if args.what == "groups":
+            command += [*(f"--single={single}" for single in args.single or []), *(["--sparse-marlin=lacuna-sparse-marlin"] if args.sparse_marlin else [])]
             command += ["--what=groups", f"--groups={args.groups}", f"--weight-sparsity={args.weight_sparsity}", *(["--uneven"] if args.uneven else [])]
         if args.what == "decode":
             command += ["--what=decode", f"--depths={args.depths}", f"--tokens={args.tokens}", f"--prompt={args.prompt}", f"--rounds={args.rounds}", *(["--tune"] if args.tune else []),

@@ -27,6 +27,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -57,16 +58,21 @@ struct Options {
 };
 
 struct Matrix {
-  const char* name;
+  std::string name;
   int64_t N, K;
 };
 
-std::vector<Matrix> matrices_of(const lacuna::model::ModelShape& s) {
-  const int64_t q = s.n_heads * s.head_dim, kv = s.n_kv_heads * s.head_dim;
-  std::vector<Matrix> out = {{"q", q, s.n_embd}, {"k", kv, s.n_embd}, {"v", kv, s.n_embd}, {"o", s.n_embd, q}};
-  if (s.architecture != "opt") out.push_back({"gate", s.n_ff, s.n_embd});
-  out.push_back({"up", s.n_ff, s.n_embd});
-  out.push_back({"down", s.n_embd, s.n_ff});
+/// One by one: q+k+v becomes three.
+std::vector<Matrix> matrices_of(const lacuna::model::LinearLayers& layers) {
+  std::vector<Matrix> out;
+  for (const auto& group : layers.groups) {
+    std::string_view names = group.name;
+    for (const int64_t N : group.outputs) {
+      const size_t plus = std::min(names.find('+'), names.size());
+      out.push_back({std::string(names.substr(0, plus)), N, group.K});
+      names.remove_prefix(std::min(plus + 1, names.size()));
+    }
+  }
   return out;
 }
 
@@ -121,7 +127,11 @@ Context make_context(size_t tensors, bool graph) {
 
 ggml_backend_buffer_type_t buffer_type(const std::string& form, const std::string& device) {
 #ifdef GGML_LINEAR_CUDA
-  if (device == "cuda") return ggml_backend_cuda_buffer_type(0);
+  if (device == "cuda") {
+    if (ggml_backend_cuda_get_device_count() == 0)
+      throw Error("--device cuda: ggml finds no NVIDIA device on this machine; use --device cpu");
+    return ggml_backend_cuda_buffer_type(0);
+  }
 #endif
   if (device != "cpu")
     throw Error("this program was built without ggml's CUDA backend; give the folder of a build with it");
@@ -186,7 +196,7 @@ double deviation(const Matrix& m, const std::vector<char>& bytes, const std::vec
 }
 
 void bench(const Options& options) {
-  const lacuna::model::ModelShape& shape = lacuna::model::find_shape(options.shape);
+  const lacuna::model::LinearLayers shape = lacuna::model::linear_layers(options.shape);
   const std::vector<Matrix> matrices = matrices_of(shape);
   const size_t per_layer = matrices.size();
   const size_t count = per_layer * size_t(options.layers > 0 ? options.layers : shape.n_layers);
@@ -211,7 +221,7 @@ void bench(const Options& options) {
   for (size_t i = 0; i < count; ++i) {
     const Matrix& m = matrices[i % per_layer];
     weights.push_back(ggml_new_tensor_2d(weight_context.get(), GGML_TYPE_Q4_K, m.K, m.N));
-    ggml_set_name(weights.back(), m.name);
+    ggml_set_name(weights.back(), m.name.c_str());
   }
   allocate(weight_context.get(), buffer_type(options.form, options.device), "weights");
   fill(weights, per_layer, bytes, options);
@@ -287,10 +297,12 @@ void bench(const Options& options) {
 }
 
 constexpr const char* kUsage =
-    "usage: ggml_linear [--shape NAME] [--layers N] [--device cpu|cuda] [--form repacked|plain] [--threads N] [--runs "
+    "usage: ggml_linear [--shape NAME | --single NxK] [--layers N] [--device cpu|cuda] [--form repacked|plain] "
+    "[--threads N] [--runs "
     "R]\n"
     "Times the linear layers of one token in q4_K on ggml's CPU or CUDA backend and prints one JSON object.\n"
     "  --shape NAME    a shape that `lacuna synth` knows (default llama-3.2-1b)\n"
+    "  --single NxK    copies of one matrix of N outputs and K inputs, more than a cache holds\n"
     "  --layers N      instead of the shape's own number\n"
     "  --device NAME   cpu (default), or cuda where ggml was built with it\n"
     "  --form FORM     of cpu; repacked: as the program repacks weights when it loads them (default); plain: as the "
@@ -316,7 +328,7 @@ std::optional<Options> parse(int argc, char** argv) {
     if (i + 1 == argc) throw Error("{}: unknown, or its value is missing; see --help", flag);
     const char* value = argv[++i];
     if (flag == "--threads" || flag == "--form") of_cpu = flag;
-    if (flag == "--shape") {
+    if (flag == "--shape" || flag == "--single") {
       options.shape = value;
     } else if (flag == "--form") {
       options.form = value;

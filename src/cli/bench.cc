@@ -313,7 +313,8 @@ Action add_bench(CLI::App& program) {
   CLI::Option* synthetic =
       command
           ->add_option("--synthetic", options->synthetic,
-                       "random weights of a known shape instead of a model; see `lacuna synth --help`")
+                       "random weights of a known shape instead of a model, see `lacuna synth --help`; of cuda and "
+                       "linear also NxK, such as 4096x4096: copies of one matrix, more than a cache holds")
           ->excludes(model)
           ->type_name("SHAPE");
   command

@@ -163,7 +163,7 @@ int run_cuda_bench(const CudaBenchRequest& request) {
   if (!asked(request, "linear")) return 0;
   ThreadPool pool(request.common.threads);
   report(request,
-         eval::bench_cuda_linear(model::find_shape(request.synthetic), pool,
+         eval::bench_cuda_linear(model::linear_layers(request.synthetic), pool,
                                  {.layout = layout_named("--layout", request.layout),
                                   .n_layers = request.n_layers,
                                   .act_sparsity = request.sparsity.act_sparsity,

@@ -81,11 +81,11 @@ struct Band {
 
 class Bench {
  public:
-  Bench(const model::ModelShape& shape, ThreadPool& pool, const CudaLinearOptions& options);
+  Bench(const model::LinearLayers& layers, ThreadPool& pool, const CudaLinearOptions& options);
   CudaLinearResult run();
 
  private:
-  void make_kinds(const model::ModelShape& shape, ThreadPool& pool);
+  void make_kinds(const model::LinearLayers& layers, ThreadPool& pool);
   void upload();
   BenchRow time(Mode mode, std::string& plans);
   /// All launches of a token. keep_first: the last one leaves the first one's outputs alone.
@@ -114,10 +114,10 @@ class Bench {
   std::vector<Choice> list_plans_;
 };
 
-Bench::Bench(const model::ModelShape& shape, ThreadPool& pool, const CudaLinearOptions& options)
+Bench::Bench(const model::LinearLayers& layers, ThreadPool& pool, const CudaLinearOptions& options)
     : options_(options),
       layout_(layout::get(options.layout)),
-      n_layers_(options.n_layers > 0 ? options.n_layers : shape.n_layers) {
+      n_layers_(options.n_layers > 0 ? options.n_layers : layers.n_layers) {
   // What no kernel reads is refused first.
   if (layout_.family == Family::zigzag)
     cuda::column_form(layout_);
@@ -128,7 +128,7 @@ Bench::Bench(const model::ModelShape& shape, ThreadPool& pool, const CudaLinearO
   if (options.uneven_rows && layout_.family != Family::group_sparse)
     throw Error("--uneven-rows is of layouts that drop groups, gs2 to gs16; {} does not", layout_.name);
   device_.emplace(options.device);
-  make_kinds(shape, pool);
+  make_kinds(layers, pool);
   upload();
 }
 
@@ -169,28 +169,19 @@ void Bench::prepare(Kind& kind, std::span<const kernels::WeightView> views, Thre
   }
 }
 
-void Bench::make_kinds(const model::ModelShape& shape, ThreadPool& pool) {
-  const int64_t q = shape.n_heads * shape.head_dim, kv = shape.n_kv_heads * shape.head_dim;
-  const struct {
-    const char* name;
-    int64_t K;
-    std::vector<int64_t> outputs;
-  } groups[] = {{"q+k+v", shape.n_embd, {q, kv, kv}},
-                {"o", q, {shape.n_embd}},
-                {"gate+up", shape.n_embd, {shape.n_ff, shape.n_ff}},
-                {"down", shape.n_ff, {shape.n_embd}}};
+void Bench::make_kinds(const model::LinearLayers& layers, ThreadPool& pool) {
   int64_t layer = 0;  // known before anything is made
   const auto params_of = [&](layout::Shape of, double sparsity) {
     layout::Params params = {.tile_rows = 256};
     if (layout_.family != Family::zigzag) params = {.group_size = options_.group_size};
     return model::random_params(layout_, of, params, sparsity);
   };
-  for (const auto& group : groups)
+  for (const auto& group : layers.groups)
     for (const int64_t N : group.outputs)
       for (const Band& band : bands(N))
         layer += layout_.size_bytes({band.N, group.K}, params_of({band.N, group.K}, band.sparsity));
-  device_->require(layer * n_layers_, fmt::format("{} layers of {} in {}", n_layers_, shape.name, layout_.name));
-  for (const auto& group : groups) {
+  device_->require(layer * n_layers_, fmt::format("{} layers of {} in {}", n_layers_, layers.name, layout_.name));
+  for (const auto& group : layers.groups) {
     Kind& kind = kinds_.emplace_back();
     kind.name = group.name;
     Rng rng(options_.seed + uint64_t(kinds_.size()));
@@ -522,8 +513,9 @@ double list_share(const CudaLinearResult& result) {
   return ready > 0 && made > ready ? (made - ready) / made : 0;
 }
 
-CudaLinearResult bench_cuda_linear(const model::ModelShape& shape, ThreadPool& pool, const CudaLinearOptions& options) {
-  return Bench(shape, pool, options).run();
+CudaLinearResult bench_cuda_linear(const model::LinearLayers& layers, ThreadPool& pool,
+                                   const CudaLinearOptions& options) {
+  return Bench(layers, pool, options).run();
 }
 
 }  // namespace lacuna::eval

@@ -17,7 +17,7 @@ namespace lacuna::eval {
 
 struct CudaLinearOptions {
   layout::Id layout = layout::Id::zz4_k;
-  int64_t n_layers = 0;  // 0: as the shape says
+  int64_t n_layers = 0;  // 0: as the layers say
   double act_sparsity = 0;
   double weight_sparsity = 0;  // group-sparse layouts
   int64_t group_size = 16;     // of layouts with groups
@@ -44,11 +44,13 @@ struct CudaLinearResult {
 /// Share of the time that making the lists takes where a kernel of its own does; 0 without such a row.
 double list_share(const CudaLinearResult& result);
 
-/// q+k+v, o, gate+up and down of each layer as one CUDA graph. All layers have the values of one random layer, each its
-/// own memory: no cache holds what is read next. Inputs are normal; an input is active unless it is smaller than the
-/// threshold that leaves out the share asked for. Layouts: zigzag, rows and group-sparse ones. Every output of every
-/// layer is compared with reference_linear before and after the clock. The plans are those that were fastest in the
-/// whole graph. Throws Error where memory, device or layout do not do.
-CudaLinearResult bench_cuda_linear(const model::ModelShape& shape, ThreadPool& pool, const CudaLinearOptions& options);
+/// The weights of each layer as one CUDA graph: q+k+v, o, gate+up and down of a model's, or copies of one matrix. All
+/// layers have the values of one random layer, each its own memory: no cache holds what is read next. Inputs are
+/// normal; an input is active unless it is smaller than the threshold that leaves out the share asked for. Layouts:
+/// zigzag, rows and group-sparse ones. Every output of every layer is compared with reference_linear before and after
+/// the clock. The plans are those that were fastest in the whole graph. Throws Error where memory, device or layout do
+/// not do.
+CudaLinearResult bench_cuda_linear(const model::LinearLayers& layers, ThreadPool& pool,
+                                   const CudaLinearOptions& options);
 
 }  // namespace lacuna::eval
