@@ -37,15 +37,18 @@ constexpr double kTolerance = 0.003;
 constexpr double kInt8Tolerance = 0.012;
 constexpr int64_t kAlign = 256;
 constexpr std::string_view kListsReady = ", lists ready", kListKernels = ", list kernels", kStream = ", stream-K",
-                           kSlice = ", slice-K", kEightBits = ", 8-bit inputs", kMultiplyAdds = ", multiply-adds";
+                           kSlice = ", slice-K", kEightBits = ", 8-bit inputs", kTensorCores = ", tensor cores",
+                           kMultiplyAdds = ", multiply-adds";
 /// Blocks of a multiprocessor that any plan has.
 constexpr int64_t kMostBlocks = 8;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 /// What a row of results times: zigzag and row layouts; then group-sparse ones.
-enum class Mode { dense, collects, list, list_kernel, stream, slice, fma, int8 };
+enum class Mode { dense, collects, list, list_kernel, stream, slice, int8, mma, fma };
 bool is_of_groups(Mode mode) { return mode >= Mode::stream; }
+/// Kernels that read the weights as chunks also where units are faster.
+bool is_of_chunks(Mode mode) { return mode >= Mode::mma; }
 
 /// How a kind is launched.
 struct Choice {
@@ -59,6 +62,7 @@ struct Kind {
   std::string name;
   cuda::PreparedGroup columns;        // zigzag
   cuda::PreparedGroups groups;        // group-sparse
+  cuda::PreparedGroups chunks;        // the same, where groups has units
   std::vector<HugeBuffer> rows;       // of each part, else
   std::vector<int64_t> rows_at;       // bytes into the layer's weights
   std::vector<int64_t> first_output;  // of each part
@@ -70,7 +74,7 @@ struct Kind {
   std::vector<int32_t> active;
   std::vector<std::vector<float>> expected;  // of each part
   // Bytes into a layer's weights, into the inputs and into a layer's outputs.
-  int64_t codes_at = 0, headers_at = 0, start_at = 0, bound_at = 0, x_at = 0, list_at = 0, count_at = 0, y_at = 0;
+  int64_t codes_at = 0, headers_at = 0, chunks_at = 0, x_at = 0, list_at = 0, count_at = 0, y_at = 0;
 };
 
 /// Outputs of a matrix that are drawn together, and the share of their groups that is dropped.
@@ -98,7 +102,7 @@ class Bench {
   std::vector<Band> bands(int64_t N) const;
   void prepare(Kind& kind, std::span<const kernels::WeightView> views, ThreadPool& pool);
   Columns columns(int64_t layer, size_t kind) const;
-  Groups groups(int64_t layer, size_t kind) const;
+  Groups groups(int64_t layer, size_t kind, Mode mode) const;
   float* outputs(int64_t layer, size_t kind) const {
     return reinterpret_cast<float*>(y_.data() + layer * layer_y_ + kinds_[kind].y_at);
   }
@@ -154,9 +158,11 @@ void Bench::prepare(Kind& kind, std::span<const kernels::WeightView> views, Thre
     kind.groups = cuda::prepare_groups(views, pool);
     kind.first_output = kind.groups.first_output;
     kind.outputs = kind.groups.panels * cuda::kPanelRows;
-    kind.codes_at = place(layer_bytes_, int64_t(kind.groups.chunks.size()));
-    kind.start_at = place(layer_bytes_, int64_t(4 * kind.groups.start.size()));
-    kind.bound_at = place(layer_bytes_, int64_t(4 * kind.groups.bound.size()));
+    kind.codes_at = place(layer_bytes_, cuda::laid_out_bytes(kind.groups));
+    if (!kind.groups.quads.empty()) {
+      kind.chunks = cuda::prepare_groups(views, pool, cuda::GroupsForm::chunks);
+      kind.chunks_at = place(layer_bytes_, cuda::laid_out_bytes(kind.chunks));
+    }
   } else {
     for (const kernels::WeightView& view : views) {
       const int64_t bytes = view.shape.N * cuda::row_places(layout_, view.shape.K, view.params).row_bytes;
@@ -234,9 +240,11 @@ void Bench::upload() {
       weights_.upload(kind.columns.codes.bytes(), kind.codes_at);
       weights_.upload(kind.columns.headers.bytes(), kind.headers_at);
     } else if (layout_.family == Family::group_sparse) {
-      weights_.upload(kind.groups.chunks.bytes(), kind.codes_at);
-      weights_.upload(std::as_bytes(std::span(kind.groups.start)), kind.start_at);
-      weights_.upload(std::as_bytes(std::span(kind.groups.bound)), kind.bound_at);
+      const auto put = [&](int64_t base) {
+        return [this, base](int64_t at, std::span<const std::byte> bytes) { weights_.upload(bytes, base + at); };
+      };
+      cuda::lay_out(kind.groups, nullptr, put(kind.codes_at));
+      if (!kind.groups.quads.empty()) cuda::lay_out(kind.chunks, nullptr, put(kind.chunks_at));
     }
     for (size_t i = 0; i < kind.rows.size(); ++i) weights_.upload(kind.rows[i].bytes(), kind.rows_at[i]);
     inputs_.upload(std::as_bytes(std::span(kind.x)), kind.x_at);
@@ -262,16 +270,12 @@ Columns Bench::columns(int64_t layer, size_t kind) const {
   return {base + k.codes_at, base + k.headers_at, k.columns.rows, k.columns.K};
 }
 
-Groups Bench::groups(int64_t layer, size_t kind) const {
+Groups Bench::groups(int64_t layer, size_t kind, Mode mode) const {
   const std::byte* const base = weights_.data() + layer * layer_bytes_;
   const Kind& k = kinds_[kind];
-  return {base + k.codes_at,
-          reinterpret_cast<const uint32_t*>(base + k.start_at),
-          reinterpret_cast<const float*>(base + k.bound_at),
-          k.groups.panels,
-          k.groups.K,
-          k.groups.group,
-          k.groups.start.back()};
+  const auto put = [](int64_t, std::span<const std::byte>) {};
+  return is_of_chunks(mode) && !k.groups.quads.empty() ? cuda::lay_out(k.chunks, base + k.chunks_at, put)
+                                                       : cuda::lay_out(k.groups, base + k.codes_at, put);
 }
 
 void Bench::launch(Mode mode, const std::vector<Choice>& choices, bool keep_first) {
@@ -289,7 +293,7 @@ void Bench::launch(Mode mode, const std::vector<Choice>& choices, bool keep_firs
       if (options_.deterministic) workspace = {partial_.as<float>(), arrived_.as<uint32_t>()};
       if (is_of_groups(mode)) {
         GroupsArgs args;
-        args.weights = groups(layer, i);
+        args.weights = groups(layer, i, mode);
         args.input_bits = mode == Mode::int8 ? cuda::InputBits::int8 : cuda::InputBits::half;
         args.x = x;
         args.y = outputs(layer, i);
@@ -374,14 +378,14 @@ double Bench::measure(Mode mode, const std::vector<Choice>& choices, int runs) {
 std::vector<Choice> Bench::choices_for(Mode mode, size_t kind, const Choice& now) const {
   std::vector<Choice> out;
   if (layout_.family == Family::group_sparse) {
-    const Groups weights = groups(0, kind);
-    for (GroupsPlan plan : cuda::groups_plans(layout_)) {
-      plan.split = now.groups.split, plan.math = now.groups.math;
-      if (plan.math == cuda::Math::fma) plan = now.groups;  // it has one kernel
+    const Groups weights = groups(0, kind, mode);
+    for (GroupsPlan plan : cuda::groups_plans(layout_, weights)) {
+      plan.split = now.groups.split;
+      if (now.groups.math == cuda::Math::fma) plan = now.groups;  // it has one kernel
       const int all = cuda::filled(device_->info(), weights, plan).blocks;
       for (const double fill : {0.34, 0.5, 0.67, 1.0}) {
         plan.blocks = std::max(1, int(all * fill));
-        if (plan.split == cuda::Split::slice)
+        if (plan.split == cuda::Split::slice && !weights.are_units())
           plan.blocks = int(std::max<int64_t>(1, plan.blocks / weights.panels) * weights.panels);
         out.push_back({{}, plan});
       }
@@ -412,10 +416,10 @@ std::vector<Choice> Bench::tune(Mode mode) {
       best[i].columns = cuda::default_plan(device_->info(), layout_, columns(0, i),
                                            mode == Mode::dense ? Inputs::dense : Inputs::threshold);
     if (layout_.family == Family::group_sparse) {
-      GroupsPlan plan = cuda::default_plan(device_->info(), layout_, groups(0, i));
+      GroupsPlan plan = cuda::default_plan(device_->info(), layout_, groups(0, i, mode));
       if (mode == Mode::slice) plan.split = cuda::Split::slice;
       if (mode == Mode::fma) plan = {8, 16, cuda::Split::stream, cuda::Math::fma, 0};
-      best[i].groups = cuda::filled(device_->info(), groups(0, i), plan);
+      best[i].groups = cuda::filled(device_->info(), groups(0, i, mode), plan);
     }
   }
   constexpr int kRuns = 3;
@@ -446,6 +450,7 @@ BenchRow Bench::time(Mode mode, std::string& plans) {
   if (mode == Mode::list_kernel) row.what += kListKernels;
   if (mode == Mode::stream) row.what += kStream;
   if (mode == Mode::slice) row.what += kSlice;
+  if (mode == Mode::mma) row.what += kTensorCores;
   if (mode == Mode::fma) row.what += kMultiplyAdds;
   if (mode == Mode::int8) row.what += kEightBits;
   row.layout = layout_.name;
@@ -487,6 +492,7 @@ BenchRow Bench::time(Mode mode, std::string& plans) {
 std::vector<Mode> Bench::modes() const {
   if (layout_.family == Family::group_sparse) {
     std::vector<Mode> out = {Mode::stream, Mode::slice, Mode::int8};
+    if (!kinds_[0].groups.quads.empty()) out.push_back(Mode::mma);
     if (layout_.bits == 3 || layout_.bits == 4) out.push_back(Mode::fma);
     return out;
   }

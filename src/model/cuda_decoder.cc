@@ -348,22 +348,11 @@ ZigzagRun CudaDecoder::Impl::upload_run(std::span<const WeightView> parts, int64
 KeptRun CudaDecoder::Impl::upload_kept(std::span<const WeightView> parts, int64_t at, cuda::Buffer& scale,
                                        ThreadPool& pool) {
   const cuda::PreparedGroups prepared = cuda::prepare_groups(parts, pool);
-  const auto starts = std::as_bytes(std::span(prepared.start)), bounds = std::as_bytes(std::span(prepared.bound));
-  const auto aligned = [](size_t bytes) { return int64_t(bytes + 15) / 16 * 16; };
-  const int64_t bounds_at = aligned(prepared.chunks.size()), starts_at = bounds_at + aligned(bounds.size());
-  cuda::Buffer& buffer = buffers.emplace_back(take(starts_at + aligned(starts.size()), "weights"));
-  buffer.upload(prepared.chunks.bytes());
-  buffer.upload(bounds, bounds_at);
-  buffer.upload(starts, starts_at);
-  scale.upload(std::as_bytes(std::span(prepared.scale)), at * int64_t(sizeof(float)));
+  cuda::Buffer& buffer = buffers.emplace_back(take(cuda::laid_out_bytes(prepared), "weights"));
   KeptRun run = {prepared.layout, {}, {}, at};
-  run.groups = {buffer.data(),
-                reinterpret_cast<const uint32_t*>(buffer.data() + starts_at),
-                reinterpret_cast<const float*>(buffer.data() + bounds_at),
-                prepared.panels,
-                prepared.K,
-                prepared.group,
-                prepared.start.back()};
+  run.groups = cuda::lay_out(prepared, buffer.data(),
+                             [&](int64_t to, std::span<const std::byte> bytes) { buffer.upload(bytes, to); });
+  scale.upload(std::as_bytes(std::span(prepared.scale)), at * int64_t(sizeof(float)));
   run.plan = cuda::default_plan(device.info(), *run.layout, run.groups);
   return run;
 }

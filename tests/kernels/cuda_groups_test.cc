@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,7 @@ namespace {
 
 using cuda::Groups;
 using cuda::GroupsArgs;
+using cuda::GroupsForm;
 using cuda::GroupsPlan;
 using cuda::InputBits;
 using cuda::Math;
@@ -44,31 +47,35 @@ std::vector<float> inputs(int64_t K, uint64_t seed) {
 struct Uploaded {
   std::vector<test::GroupedWeight> parts;
   cuda::PreparedGroups prepared;
-  OnDevice<std::byte> chunks;
-  OnDevice<uint32_t> start;
-  OnDevice<float> bound;
+  OnDevice<std::byte> memory;
+  Groups placed;
 
-  explicit Uploaded(std::vector<test::GroupedWeight> weights)
-      : parts(std::move(weights)),
-        prepared(prepare(parts)),
-        chunks(bytes_of(prepared)),
-        start(prepared.start),
-        bound(prepared.bound) {}
-  static cuda::PreparedGroups prepare(const std::vector<test::GroupedWeight>& parts) {
+  explicit Uploaded(std::vector<test::GroupedWeight> weights, std::optional<GroupsForm> form = std::nullopt)
+      : parts(std::move(weights)), prepared(prepare(parts, form)), memory(bytes_of(prepared)) {
+    placed = cuda::lay_out(prepared, memory.data(), [](int64_t, std::span<const std::byte>) {});
+  }
+  static cuda::PreparedGroups prepare(const std::vector<test::GroupedWeight>& parts, std::optional<GroupsForm> form) {
     std::vector<WeightView> views;
     for (const test::GroupedWeight& w : parts) views.push_back({"w", w.layout, w.shape, w.bytes, {}, w.params});
-    return cuda::prepare_groups(views, test::pool());
+    return cuda::prepare_groups(views, test::pool(), form);
   }
   static std::vector<std::byte> bytes_of(const cuda::PreparedGroups& p) {
-    return {p.chunks.data(), p.chunks.data() + p.chunks.size()};
+    std::vector<std::byte> out(size_t(cuda::laid_out_bytes(p)));
+    cuda::lay_out(p, nullptr, [&](int64_t at, std::span<const std::byte> bytes) {
+      std::copy(bytes.begin(), bytes.end(), out.begin() + at);
+    });
+    return out;
   }
   const layout::Layout& layout() const { return *prepared.layout; }
   int64_t outputs() const { return prepared.panels * cuda::kPanelRows; }
-  Groups groups() const {
-    return {chunks.data(), start.data(),   bound.data(),         prepared.panels,
-            prepared.K,    prepared.group, prepared.start.back()};
-  }
+  const Groups& groups() const { return placed; }
 };
+
+/// Both, where weights have both.
+std::vector<GroupsForm> forms(Id id, int64_t group) {
+  if (cuda::has_units(layout::get(id), group, 4096)) return {GroupsForm::chunks, GroupsForm::units};
+  return {GroupsForm::chunks};
+}
 
 struct Run {
   const float* x;
@@ -97,20 +104,22 @@ std::vector<float> run(const Uploaded& w, GroupsPlan plan, const Run& how) {
   return y.values();
 }
 
-/// Inputs are off by 2^-11 of themselves or 2^-33 of the largest (int8: half a step of their group), products and a
-/// group's sum by f32's rounding, and a row's sum by half a unit for each group.
+/// Inputs are off by 2^-11 of themselves or 2^-33 of the largest (int8: half a step of their group; units: half a step
+/// of 127 or 32767 of the largest of 16), products and a group's sum by f32's rounding, and a row's sum by half a unit
+/// for each group (units: by f32's).
 void expect_right(const Uploaded& w, const std::vector<float>& y, const std::vector<float>& x, InputBits bits,
                   const std::string& what) {
-  const int64_t K = w.prepared.K, g = w.prepared.group;
+  const bool units = w.groups().are_units();
+  const int64_t K = w.prepared.K, g = units ? cuda::kUnit : w.prepared.group;
   double largest = 0;
   for (const float v : x) largest = std::max(largest, std::fabs(double(v)));
   std::vector<double> off(x.size());
   for (int64_t k = 0; k < K; ++k) {
     double step = 0;
     for (int64_t i = k / g * g; i < std::min(K, (k / g + 1) * g); ++i)
-      step = std::max(step, std::fabs(double(x[size_t(i)])) / 127);
-    off[size_t(k)] =
-        bits == InputBits::half ? std::fabs(double(x[size_t(k)])) * 0x1p-11 + largest * 0x1p-33 : step * (0.5 + 1e-4);
+      step = std::max(step, std::fabs(double(x[size_t(i)])) / (bits == InputBits::half ? 32767 : 127));
+    off[size_t(k)] = bits == InputBits::half && !units ? std::fabs(double(x[size_t(k)])) * 0x1p-11 + largest * 0x1p-33
+                                                       : step * (0.5 + 1e-4);
   }
   for (size_t p = 0; p < w.parts.size(); ++p) {
     const test::GroupedWeight& part = w.parts[p];
@@ -123,8 +132,13 @@ void expect_right(const Uploaded& w, const std::vector<float>& y, const std::vec
         slack += std::fabs(double(part.decoded[i])) * off[size_t(k)];
         through += double(part.largest[i]) * std::fabs(double(x[size_t(k)]));
       }
-      const double unit = double(w.prepared.bound[size_t(at / cuda::kPanelRows)]) * largest * 0x1p-29;
-      slack += through * double(g + 16) * 0x1p-23 + unit * double((K + g - 1) / g) + 1e-6;
+      slack += 1e-6;
+      if (units) {
+        slack += through * double(K / cuda::kUnit + 16) * 0x1p-23;
+      } else {
+        const double unit = double(w.prepared.bound[size_t(at / cuda::kPanelRows)]) * largest * 0x1p-29;
+        slack += through * double(g + 16) * 0x1p-23 + unit * double((K + g - 1) / g);
+      }
       ASSERT_LE(std::fabs(double(y[size_t(at)]) - exact), slack) << what << " output " << n << " of part " << p;
     }
   }
@@ -132,7 +146,7 @@ void expect_right(const Uploaded& w, const std::vector<float>& y, const std::vec
 
 std::vector<GroupsPlan> all_plans(const Uploaded& w) {
   std::vector<GroupsPlan> out;
-  for (GroupsPlan plan : cuda::groups_plans(w.layout())) {
+  for (GroupsPlan plan : cuda::groups_plans(w.layout(), w.groups())) {
     for (const Split split : {Split::stream, Split::slice}) {
       plan.split = split;
       out.push_back(cuda::filled(device().info(), w.groups(), plan));
@@ -140,7 +154,7 @@ std::vector<GroupsPlan> all_plans(const Uploaded& w) {
       out.push_back(cuda::filled(device().info(), w.groups(), plan));
     }
   }
-  if (w.layout().bits == 3 || w.layout().bits == 4) {
+  if (!w.groups().are_units() && (w.layout().bits == 3 || w.layout().bits == 4)) {
     GroupsPlan plan{8, 16, Split::stream, Math::fma, 0};
     out.push_back(cuda::filled(device().info(), w.groups(), plan));
   }
@@ -155,18 +169,21 @@ TEST(CudaGroups, EveryLayoutGroupAndPlanIsRight) {
         if (test::emulated() && sparsity != 0.5) continue;
         const int64_t K = 9 * g + 12;
         test::GroupedOptions options{.group_size = g, .sparsity = sparsity, .dropped_row = 3, .dropped_input = 2 * g};
-        const Uploaded w({test::grouped_weight(id, test::emulated() ? 270 : 600, K, 1, options),
-                          test::grouped_weight(id, 1, K, 2, options)});
         const std::vector<float> x = inputs(K, 5);
         const OnDevice<float> on_device(x);
-        int turn = int(g);
-        for (const GroupsPlan& plan : all_plans(w))
-          for (const bool fixed_order : {false, true})
-            for (const InputBits bits : {InputBits::half, InputBits::int8})
-              if (!test::emulated() || turn++ % 17 == 0)
-                expect_right(w, run(w, plan, {.x = on_device.data(), .bits = bits, .fixed_order = fixed_order}), x,
-                             bits,
-                             std::string(w.layout().name) + " g" + std::to_string(g) + ", " + cuda::describe(plan));
+        for (const GroupsForm form : forms(id, g)) {
+          const Uploaded w({test::grouped_weight(id, test::emulated() ? 270 : 600, K, 1, options),
+                            test::grouped_weight(id, 1, K, 2, options)},
+                           form);
+          int turn = int(g);
+          for (const GroupsPlan& plan : all_plans(w))
+            for (const bool fixed_order : {false, true})
+              for (const InputBits bits : {InputBits::half, InputBits::int8})
+                if (!test::emulated() || turn++ % 17 == 0)
+                  expect_right(w, run(w, plan, {.x = on_device.data(), .bits = bits, .fixed_order = fixed_order}), x,
+                               bits,
+                               std::string(w.layout().name) + " g" + std::to_string(g) + ", " + cuda::describe(plan));
+        }
       }
     }
   }
@@ -179,24 +196,29 @@ TEST(CudaGroups, AModelsShapeWithUnevenRows) {
   std::vector<test::GroupedWeight> parts;
   for (const double sparsity : {0.9, 0.0, 0.5, 0.99})
     parts.push_back(test::grouped_weight(Id::gs4, 1024, 4096, 3, {.group_size = 16, .sparsity = sparsity}));
-  const Uploaded w(std::move(parts));
   const std::vector<float> x = inputs(4096, 6);
   const OnDevice<float> on_device(x);
-  for (const GroupsPlan& plan : all_plans(w))
-    expect_right(w, run(w, plan, {.x = on_device.data(), .fixed_order = true}), x, InputBits::half,
-                 cuda::describe(plan));
+  for (const GroupsForm form : forms(Id::gs4, 16)) {
+    const Uploaded w(parts, form);
+    for (const GroupsPlan& plan : all_plans(w))
+      for (const bool fixed_order : {false, true})
+        expect_right(w, run(w, plan, {.x = on_device.data(), .fixed_order = fixed_order}), x, InputBits::half,
+                     cuda::describe(plan));
+  }
 }
 
 TEST(CudaGroups, AFixedOrderGivesTheSameBitsAThousandTimes) {
   LACUNA_NEED_DEVICE();
   if (test::emulated()) GTEST_SKIP() << "SKIPPED: takes a card";
-  const Uploaded w({test::grouped_weight(Id::gs4, 4096, 4096, 3, {.group_size = 16, .sparsity = 0.5})});
-  const OnDevice<float> x(inputs(4096, 6));
-  const GroupsPlan plan = cuda::default_plan(device().info(), w.layout(), w.groups());
-  const std::vector<float> first = run(w, plan, {.x = x.data(), .fixed_order = true});
-  for (int i = 0; i < 1000; ++i) {
-    const std::vector<float> again = run(w, plan, {.x = x.data(), .fixed_order = true});
-    ASSERT_EQ(std::memcmp(first.data(), again.data(), first.size() * sizeof(float)), 0) << "run " << i;
+  for (const GroupsForm form : forms(Id::gs4, 16)) {
+    const Uploaded w({test::grouped_weight(Id::gs4, 4096, 4096, 3, {.group_size = 16, .sparsity = 0.5})}, form);
+    const OnDevice<float> x(inputs(4096, 6));
+    const GroupsPlan plan = cuda::default_plan(device().info(), w.layout(), w.groups());
+    const std::vector<float> first = run(w, plan, {.x = x.data(), .fixed_order = true});
+    for (int i = 0; i < 1000; ++i) {
+      const std::vector<float> again = run(w, plan, {.x = x.data(), .fixed_order = true});
+      ASSERT_EQ(std::memcmp(first.data(), again.data(), first.size() * sizeof(float)), 0) << "run " << i;
+    }
   }
 }
 
@@ -271,23 +293,25 @@ TEST(CudaGroups, OperandsHoldTheWeights) {
     for (const int64_t g : {8, 16, 32, 64, 128}) {
       if (test::emulated() && g > 32) continue;
       const int64_t K = 5 * g + 3, tiles = (K + 63) / 64;
-      const Uploaded w({test::grouped_weight(id, 560, K, 1, {.group_size = g, .sparsity = 0.5})});
-      const OnDevice<float> scale(w.prepared.scale);
-      const int64_t first = 256, rows = 300;
-      OnDevice<std::byte> operand(size_t(cuda::operand_bytes(rows, K)) + 256);
-      cuda::launch_gemm_weights(device(), stream(), w.layout(), w.groups(), first,
-                                {operand.data(), scale.data() + first, rows, K});
-      const std::vector<std::byte> bytes = operand.values();
-      for (size_t i = bytes.size() - 256; i < bytes.size(); ++i) ASSERT_EQ(bytes[i], std::byte{0xff});
-      for (int64_t n = 0; n < rows; ++n) {
-        for (int64_t k = 0; k < tiles * 64; ++k) {
-          const int64_t tile = n / 128 * tiles + k / 64, piece = k % 64 / 8;
-          f16 half;
-          std::memcpy(&half, &bytes[size_t(tile * 16384 + n % 128 * 128 + (piece ^ (n % 8)) * 16 + k % 8 * 2)], 2);
-          const float want = k < K ? w.parts[0].decoded[size_t((first + n) * K + k)] : 0;
-          const float got = to_float(half) * w.prepared.scale[size_t(first + n)];
-          ASSERT_LE(std::fabs(got - want), std::fabs(want) * 0x1p-11f + 1e-12f)
-              << w.layout().name << " g" << g << " [" << n << ", " << k << "]";
+      for (const GroupsForm form : forms(id, g)) {
+        const Uploaded w({test::grouped_weight(id, 560, K, 1, {.group_size = g, .sparsity = 0.5})}, form);
+        const OnDevice<float> scale(w.prepared.scale);
+        const int64_t first = 256, rows = 300;
+        OnDevice<std::byte> operand(size_t(cuda::operand_bytes(rows, K)) + 256);
+        cuda::launch_gemm_weights(device(), stream(), w.layout(), w.groups(), first,
+                                  {operand.data(), scale.data() + first, rows, K});
+        const std::vector<std::byte> bytes = operand.values();
+        for (size_t i = bytes.size() - 256; i < bytes.size(); ++i) ASSERT_EQ(bytes[i], std::byte{0xff});
+        for (int64_t n = 0; n < rows; ++n) {
+          for (int64_t k = 0; k < tiles * 64; ++k) {
+            const int64_t tile = n / 128 * tiles + k / 64, piece = k % 64 / 8;
+            f16 half;
+            std::memcpy(&half, &bytes[size_t(tile * 16384 + n % 128 * 128 + (piece ^ (n % 8)) * 16 + k % 8 * 2)], 2);
+            const float want = k < K ? w.parts[0].decoded[size_t((first + n) * K + k)] : 0;
+            const float got = to_float(half) * w.prepared.scale[size_t(first + n)];
+            ASSERT_LE(std::fabs(got - want), std::fabs(want) * 0x1p-11f + 1e-12f)
+                << w.layout().name << " g" << g << " [" << n << ", " << k << "]";
+          }
         }
       }
     }
@@ -296,7 +320,8 @@ TEST(CudaGroups, OperandsHoldTheWeights) {
 
 TEST(CudaGroups, ErrorsSayWhatDoesNotRun) {
   LACUNA_NEED_DEVICE();
-  const Uploaded w({test::grouped_weight(Id::gs4, 300, 64, 3, {.group_size = 16, .sparsity = 0.5})});
+  const Uploaded w({test::grouped_weight(Id::gs4, 300, 64, 3, {.group_size = 16, .sparsity = 0.5})},
+                   GroupsForm::chunks);
   GroupsArgs args;
   args.weights = w.groups();
   const auto launch = [&](const GroupsPlan& plan, Id id = Id::gs4) {

@@ -34,17 +34,19 @@ void launch_gemm_weights(const Device& device, Stream& stream, const layout::Lay
   if (to.rows <= 0) return;
   GemmGroups p{};
   p.chunks = weights.chunks, p.start = weights.start + first / kPanelRows;
+  p.quads = weights.quads, p.quad_of = weights.quad_of;
   p.rows = int(to.rows), p.K = int(weights.K), p.tiles_of_row = int(tiles_of_row(weights.K));
   p.scale = to.scale, p.tiles = to.tiles;
-  p.quads = operand_bytes(to.rows, weights.K) / 16;
+  p.zero_quads = operand_bytes(to.rows, weights.K) / 16;
   constexpr int kThreads = 512;
-  const int64_t blocks = std::min<int64_t>((p.quads + kThreads - 1) / kThreads, device.info().multiprocessors * 4);
+  const int64_t blocks = std::min<int64_t>((p.zero_quads + kThreads - 1) / kThreads, device.info().multiprocessors * 4);
   launch_kernel(device, stream, clear_operand, {dim3(unsigned(blocks)), kThreads}, p);
   const int64_t panels = (to.rows + kPanelRows - 1) / kPanelRows;
   const Write kernels[] = {write_of<2>(weights.group), write_of<4>(weights.group), write_of<8>(weights.group),
                            write_of<16>(weights.group)};
   const int width = GroupForm(layout.bits, int(weights.group)).width;
-  const Write kernel = kernels[width == 2 ? 0 : width == 4 ? 1 : width == 8 ? 2 : 3];
+  const Write of_units = width == 2 ? write_units<2> : write_units<4>;
+  const Write kernel = weights.are_units() ? of_units : kernels[width == 2 ? 0 : width == 4 ? 1 : width == 8 ? 2 : 3];
   const int64_t each = std::max<int64_t>(1, device.info().multiprocessors * 4 / panels);
   launch_kernel(device, stream, kernel, {dim3(unsigned(each), unsigned(panels)), kGemmGroupWarps * 32}, p);
 }

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/groups.cuh"
+#include "kernels/cuda/units.cuh"
 
 namespace lacuna::cuda {
 
@@ -12,16 +13,19 @@ inline constexpr int kGemmGroupWarps = 8;
 struct GemmGroups {
   const std::byte* chunks;
   const uint32_t* start;  // of the first panel
+  const Quad* quads;      // of units
+  const uint32_t* quad_of;
   int rows, K, tiles_of_row;
   const float* scale;  // [rows]
   std::byte* tiles;
-  int64_t quads;  // 16 bytes, of the operand
+  int64_t zero_quads;  // 16 bytes, of the operand
 };
 
 __global__ void __launch_bounds__(512) clear_operand(const __grid_constant__ GemmGroups p) {
   launch_dependents();
   wait_for_predecessors();
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < p.quads; i += int64_t(gridDim.x) * blockDim.x)
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < p.zero_quads;
+       i += int64_t(gridDim.x) * blockDim.x)
     reinterpret_cast<uint4*>(p.tiles)[i] = make_uint4(0, 0, 0, 0);
 }
 
@@ -35,11 +39,11 @@ __global__ void __launch_bounds__(kGemmGroupWarps * 32) write_groups(const __gri
   const uint32_t end = __ldg(p.start + panel + 1), step = gridDim.x * kGemmGroupWarps;
   for (uint32_t c = __ldg(p.start + panel) + blockIdx.x * kGemmGroupWarps + uint32_t(warp); c < end; c += step) {
     const std::byte* const chunk = p.chunks + size_t(c) * kForm.bytes;
-    const GroupTail tail = Chunk::template load_tail<FromStream>(chunk + kForm.scale_at, lane);
+    const GroupTail tail = Chunk::load_tail(chunk, lane);
 #pragma unroll 1
     for (int piece = 0; piece < kForm.pieces; ++piece) {
       typename Chunk::Words words;
-      Chunk::template load<FromStream>(chunk + piece * Chunk::kPieceBytes, lane, words);
+      Chunk::load(chunk, piece, lane, words);
 #pragma unroll
       for (int q = 0; q < kChunkTiles; ++q) {
         // A lane has two inputs of slots lane / 4 and lane / 4 + 8 of each tile; what they share is another lane's.
@@ -77,6 +81,49 @@ __global__ void __launch_bounds__(kGemmGroupWarps * 32) write_groups(const __gri
                 pack_halves(w.x * inverse, w.y * inverse);
           }
         }
+      }
+    }
+  }
+}
+
+/// The same of units. A warp takes a record.
+template <int kBits>
+__global__ void __launch_bounds__(kGemmGroupWarps * 32) write_units(const __grid_constant__ GemmGroups p) {
+  using Units = LaneUnits<kBits>;
+  launch_dependents();
+  wait_for_predecessors();
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, panel = int(blockIdx.y);
+  const uint32_t begin = __ldg(&p.quads[__ldg(p.start + panel)].first);
+  const uint32_t end = __ldg(&p.quads[__ldg(p.start + panel + 1) - 1].end), step = gridDim.x * kGemmGroupWarps;
+  for (uint32_t c = begin + blockIdx.x * kGemmGroupWarps + uint32_t(warp); c < end; c += step) {
+    Units units;
+    units.load(p.chunks + size_t(c) * Units::kForm.bytes, lane);
+    const uint32_t rows = __ldg(&p.quads[__ldg(p.quad_of + c)].rows);
+    const int n = panel * kPanelRows + int(rows >> (8 * (lane / kRowLanes)) & 0xffu);
+    if (n >= p.rows) continue;
+    const float inverse = inverse_of(__ldg(p.scale + n));
+#pragma unroll
+    for (int unit = 0; unit < kLaneUnits; ++unit) {
+      const uint32_t index = unit == 0 ? units.index & 0xffffu : units.index >> 16;
+      const int place = int(index & 0xfffu);
+      const float zero = float(index >> 12);
+      const float2 scales = __half22float2(as_half2(units.scale));
+      const float scale = unit == 0 ? scales.x : scales.y;
+      if (place * kUnit >= p.K) continue;  // a unit of no inputs
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t pairs[4];
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+          const uint32_t codes = units.bytes(unit, half * 2 + i / 4) >> (8 * (i % 4));
+          const int k = place * kUnit + half * 8 + i;
+          const float a = k < p.K ? scale * (float(codes & 0xffu) - zero) : 0.0f;
+          const float b = k + 1 < p.K ? scale * (float(codes >> 8 & 0xffu) - zero) : 0.0f;
+          pairs[i / 2] = pack_halves(a * inverse, b * inverse);
+        }
+        if (place * kUnit + half * 8 < p.K)
+          *reinterpret_cast<uint4*>(p.tiles + operand_place(n, place * 2 + half, p.tiles_of_row)) =
+              make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
       }
     }
   }

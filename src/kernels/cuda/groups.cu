@@ -4,6 +4,7 @@
 #include "core/error.h"
 #include "kernels/cuda/groups.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/units.cuh"
 
 namespace lacuna::cuda {
 namespace {
@@ -21,11 +22,29 @@ std::span<const GroupsKernel> kernels_of(int width) {
   }
 }
 
-/// Places of inputs that a block has room for: what an even share of the chunks needs with some to spare, within what
-/// leaves shared memory for two blocks. A block that needs more takes several passes.
-int64_t staged_places(const Groups& w, const GroupsPlan& plan) {
-  const int64_t all = (w.K + w.group - 1) / w.group, share = all * w.panels / plan.blocks;
-  return std::min(all, std::clamp(share + share / 4 + 2, kChunkInputs / w.group, 2 * kChunkInputs / w.group));
+void launch_units(const Device& device, Stream& stream, const layout::Layout& layout, const GroupsPlan& plan,
+                  const GroupsArgs& args) {
+  const Groups& w = args.weights;
+  const int width = UnitForm(layout.bits).width;
+  const auto kernels = width == 2 ? units_kernels_2() : units_kernels_4();
+  const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const UnitsKernel& k) {
+    return plan.math == Math::dot && k.inputs == args.input_bits && k.warps == plan.warps &&
+           k.resident == plan.resident;
+  });
+  if (kernel == kernels.end())
+    throw Error("no CUDA kernel of units of {} for the plan: {}", layout.name, describe(plan));
+  if (plan.blocks < 1) throw Error("{} blocks", plan.blocks);
+  UnitsParams p{};
+  p.inputs = {args.x, args.up, args.norms, args.threshold, int(w.K)};
+  p.records = w.chunks, p.quads = w.quads, p.quad_of = w.quad_of;
+  p.record_count = uint32_t(w.count), p.quad_count = uint32_t(w.quad_count);
+  p.slices = plan.split == Split::slice;
+  p.y = args.y, p.zero = args.zero, p.zero_quads = unsigned(args.zero_count / 4);
+  p.start = args.workspace.start, p.adds = args.workspace.partial == nullptr;
+  const int64_t shared = ((w.K + kUnit - 1) / kUnit + 1) * StagedPlaces::kBytes;
+  if (shared > 48 * 1024)
+    check_cuda(cudaFuncSetAttribute(kernel->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
+  launch_kernel(device, stream, kernel->kernel, {dim3(unsigned(plan.blocks)), plan.warps * 32, shared}, p);
 }
 
 }  // namespace
@@ -35,6 +54,7 @@ void launch_groups(const Device& device, Stream& stream, const layout::Layout& l
   if (!is_group_layout(layout)) throw Error("--device cuda: {} has no groups that are kept whole", layout.name);
   const Groups& w = args.weights;
   if (w.panels <= 0) return;
+  if (w.are_units()) return launch_units(device, stream, layout, plan, args);
   const GroupForm form(layout.bits, int(w.group));
   const auto kernels = kernels_of(form.width);
   const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const GroupsKernel& k) {
@@ -51,17 +71,16 @@ void launch_groups(const Device& device, Stream& stream, const layout::Layout& l
         plan.blocks, w.count, w.panels);
   GroupsParams p{};
   p.chunks = w.chunks, p.start = w.start, p.bound = w.bound;
-  p.x = args.x, p.up = args.up, p.norms = args.norms, p.threshold = args.threshold;
+  p.inputs = {args.x, args.up, args.norms, args.threshold, int(w.K)};
   p.y = args.y, p.zero = args.zero, p.zero_quads = unsigned(args.zero_count / 4);
   p.workspace = args.workspace;
   if (stream_k)
     p.of_block = uint32_t(w.count / plan.blocks), p.larger = uint32_t(w.count % plan.blocks);
   else
     p.slices = uint32_t(plan.blocks / w.panels);
-  p.K = int(w.K), p.panels = int(w.panels);
+  p.panels = int(w.panels);
   p.int8 = args.input_bits == InputBits::int8;
-  p.room = int(staged_places(w, plan));
-  const int64_t shared = kernel->ring_bytes + p.room * (w.group * 2 + int64_t(sizeof(float2)));
+  const int64_t places = (w.K + w.group - 1) / w.group, shared = places * (w.group * 2 + int64_t(sizeof(float2)));
   if (shared > 48 * 1024)
     check_cuda(cudaFuncSetAttribute(kernel->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
   launch_kernel(device, stream, kernel->kernel, {dim3(unsigned(plan.blocks)), plan.warps * 32, shared}, p);

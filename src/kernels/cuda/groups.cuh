@@ -1,11 +1,6 @@
 // src/kernels/cuda/groups.cuh - the GEMV over prepared group-sparse weights (groups_form.h). Memory bound: every byte
 // of a chunk is read once, in order.
 //
-// Each warp has a ring of pieces of chunks in shared memory that asynchronous copies fill. It is full before the block
-// waits for the launch before it, and from sm_90 on a multiprocessor holds blocks of two launches at once, so that
-// memory is busy while inputs are staged. What a block has of its panels is staged and summed together, without a
-// barrier between panels.
-//
 // The tensor cores multiply the 16 slots of a tile with the inputs of its two places. Of the 8 columns of a product's
 // second operand tile q of a chunk has columns 2 (q % 4) and the next to itself, one for each place, so that the sums
 // of a chunk's 128 slots end in two accumulators, one for each four tiles: lane l has those of slots l / 4 and l / 4 +
@@ -20,6 +15,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/groups.h"
+#include "kernels/cuda/inputs.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/ptx.cuh"
 
@@ -29,30 +25,15 @@ namespace lacuna::cuda {
 struct GroupsParams {
   const std::byte* chunks;
   const uint32_t* start;
-  const float *bound, *x, *up, *norms;
-  float threshold;
+  const float* bound;
+  GemvInputs inputs;
   float *y, *zero;
   Workspace workspace;
   uint32_t slices;            // blocks of a panel; 0: stream-K
   uint32_t of_block, larger;  // stream-K: chunks of a block; so many blocks have one more
-  int K, panels;
-  int room;  // places that a block stages at once, at least as many as a chunk has
+  int panels;
   unsigned zero_quads;
   bool int8;
-};
-
-/// How a chunk is read: from device memory, once, or from shared memory.
-struct FromStream {
-  template <class T>
-  static __device__ __forceinline__ auto of(const T* from) {
-    return load_stream(from);
-  }
-};
-struct FromShared {
-  template <class T>
-  static __device__ __forceinline__ T of(const T* from) {
-    return *from;
-  }
 };
 
 /// What a lane reads of a chunk beside its words.
@@ -67,45 +48,39 @@ template <int kBits, int kGroup>
 struct GroupChunk {
   static constexpr GroupForm kForm{kBits, kGroup};
   static constexpr int kWords = kForm.words;
-  static constexpr int kPieceBytes = kWords * 32 * 4;
   using Words = uint32_t[kWords];
 
-  /// The words of a piece, Load: how values are read.
-  template <class Load>
-  static __device__ __forceinline__ void load(const std::byte* piece, int lane, Words& words) {
+  static __device__ __forceinline__ void load(const std::byte* chunk, int piece, int lane, Words& words) {
     if constexpr (kWords % 4 == 0) {
-      const auto* const from = reinterpret_cast<const uint4*>(piece) + lane;
+      const auto* const from = reinterpret_cast<const uint4*>(chunk) + piece * kWords / 4 * 32 + lane;
 #pragma unroll
       for (int i = 0; i < kWords / 4; ++i) {
-        const uint4 v = Load::of(from + 32 * i);
+        const uint4 v = load_stream(from + 32 * i);
         words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
       }
     } else {
       static_assert(kWords == 2);
-      const uint2 v = Load::of(reinterpret_cast<const uint2*>(piece) + lane);
+      const uint2 v = load_stream(reinterpret_cast<const uint2*>(chunk) + piece * 32 + lane);
       words[0] = v.x, words[1] = v.y;
     }
   }
 
-  /// from: what begins at GroupForm::scale_at of a chunk.
-  template <class Load>
-  static __device__ __forceinline__ GroupTail load_tail(const std::byte* from, int lane) {
-    const std::byte* const chunk = from - kForm.scale_at;
+  static __device__ __forceinline__ GroupTail load_tail(const std::byte* chunk, int lane) {
     GroupTail tail{};
-    tail.row = Load::of(reinterpret_cast<const uint32_t*>(chunk + kForm.row_at) + lane);
+    tail.row = load_stream(reinterpret_cast<const uint32_t*>(chunk + kForm.row_at) + lane);
     if constexpr (kForm.coded) {
-      tail.scale = Load::of(reinterpret_cast<const uint2*>(chunk + kForm.scale_at) + lane);
+      tail.scale = load_stream(reinterpret_cast<const uint2*>(chunk + kForm.scale_at) + lane);
       const std::byte* const zeros = chunk + kForm.zero_at;
       if constexpr (kForm.width == 2)
-        tail.zero = Load::of(reinterpret_cast<const uint8_t*>(zeros) + lane);
+        tail.zero = load_stream(reinterpret_cast<const uint8_t*>(zeros) + lane);
       else if constexpr (kForm.width == 4)
-        tail.zero = Load::of(reinterpret_cast<const uint16_t*>(zeros) + lane);
+        tail.zero = load_stream(reinterpret_cast<const uint16_t*>(zeros) + lane);
       else
-        tail.zero = Load::of(reinterpret_cast<const uint32_t*>(zeros) + lane);
+        tail.zero = load_stream(reinterpret_cast<const uint32_t*>(zeros) + lane);
     }
     const auto* const places = reinterpret_cast<const uint2*>(chunk + kForm.place_at);
-    tail.places = Load::of(places + lane % 4);
-    tail.own = Load::of(places + lane / 8);
+    tail.places = load_stream(places + lane % 4);
+    tail.own = load_stream(places + lane / 8);
     return tail;
   }
 
@@ -144,115 +119,7 @@ __device__ __forceinline__ int place_of(uint32_t places, int slot) {
   return slot < int(places >> 27) ? first_place(places) : second_place(places);
 }
 
-/// Values k to k + 7 of x; zeros from K on.
-__device__ __forceinline__ void load_eight(const float* x, int k, int K, float (&v)[8]) {
-#pragma unroll
-  for (int half = 0; half < 8; half += 4) {
-    const int at = k + half;
-    if (at + 4 <= K) {
-      const float4 four = __ldcg(reinterpret_cast<const float4*>(x + at));
-      v[half] = four.x, v[half + 1] = four.y, v[half + 2] = four.z, v[half + 3] = four.w;
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v[half + i] = at + i < K ? __ldcg(x + at + i) : 0.0f;
-    }
-  }
-}
-
-/// Inputs k to k + 7; zeros beyond K and where not active.
-__device__ __forceinline__ void load_group_inputs(const GroupsParams& p, int k, float (&v)[8]) {
-  load_eight(p.x, k, p.K, v);
-  if (p.up != nullptr) {
-    float up[8];
-    load_eight(p.up, k, p.K, up);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = silu(v[i]) * up[i];
-  }
-  if (p.threshold > 0) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float norm = p.norms == nullptr || k + i >= p.K ? 1.0f : __ldg(p.norms + k + i);
-      if (fabsf(v[i]) * norm < p.threshold) v[i] = 0;
-    }
-  }
-}
-
-__device__ __forceinline__ uint32_t largest_bits(const float (&v)[8]) {
-  uint32_t most = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) most = max(most, __float_as_uint(v[i]) & 0x7fffffffu);
-  return most;
-}
-
-/// The chunks of a panel that a block has.
-struct Segment {
-  int panel;
-  uint32_t begin, end;
-};
-
-/// Segments that a block works on at once, in shared memory.
-struct Pass {
-  static constexpr int kMost = 4;
-  Segment segment[kMost];
-  int count;
-  int first[kMost];    // place
-  int at[kMost + 1];   // of that place among those that are staged
-  float bound[kMost];  // of the panel
-};
-
-/// The pass that begins with chunk `begin` of `panel`. By a warp.
-template <int kBits, int kGroup>
-__device__ __forceinline__ void make_pass(const GroupsParams& p, int panel, uint32_t begin, uint32_t end, Pass& pass) {
-  constexpr GroupForm kForm = GroupChunk<kBits, kGroup>::kForm;
-  const auto places_of = [&](uint32_t chunk, int tile) {
-    const std::byte* const at = p.chunks + size_t(chunk) * kForm.bytes + kForm.place_at;
-    return load_stream(reinterpret_cast<const uint32_t*>(at) + tile);
-  };
-  constexpr int kLastTile = kChunkTiles - 1;
-  const int s = int(threadIdx.x) % 32;
-  Segment mine{panel + s, end, end};
-  if (s < Pass::kMost && mine.panel < p.panels) {
-    mine.begin = max(begin, __ldg(p.start + mine.panel));
-    mine.end = min(end, __ldg(p.start + mine.panel + 1));
-  }
-  const bool is_there = mine.begin < mine.end;
-  int first = 0, width = 0;
-  if (is_there) {
-    first = first_place(places_of(mine.begin, 0));
-    width = second_place(places_of(mine.end - 1, kLastTile)) - first + 1;
-    if (s == 0 && width > p.room) {  // as many chunks as fit
-      uint32_t fitting = mine.begin + 1, too_many = mine.end;
-      while (too_many - fitting > 1) {
-        const uint32_t middle = (fitting + too_many) / 2;
-        if (second_place(places_of(middle - 1, kLastTile)) - first < p.room)
-          fitting = middle;
-        else
-          too_many = middle;
-      }
-      mine.end = fitting;
-      width = second_place(places_of(fitting - 1, kLastTile)) - first + 1;
-    }
-  }
-  int before = 0;
-#pragma unroll
-  for (int i = 0; i < Pass::kMost; ++i) {
-    const int other = __shfl_sync(~0u, width, i);
-    if (i < s) before += other;
-  }
-  // A segment that was cut is the only one: the next begins where it would have ended.
-  const uint32_t follows = __shfl_sync(~0u, mine.end, max(s, 1) - 1);
-  const bool is_taken = is_there && before + width <= p.room && (s == 0 || follows == mine.begin);
-  const unsigned taken = __ballot_sync(~0u, is_taken);
-  const int count = __popc(taken ^ (taken + 1)) - 1;  // those before the first that is not
-  if (s < count) {
-    pass.segment[s] = mine;
-    pass.first[s] = first, pass.at[s] = before;
-    pass.bound[s] = __ldg(p.bound + mine.panel);
-    if (s == count - 1) pass.count = count, pass.at[count] = before + width;
-  }
-}
-
-/// A pass's inputs in shared memory: halves in order, and for each place their sum and factor.
+/// A block's inputs of a range of places in shared memory: halves in order, and for each place their sum and factor.
 template <int kBits, int kGroup, int kWarps>
 struct StagedInputs {
   using Chunk = GroupChunk<kBits, kGroup>;
@@ -264,22 +131,17 @@ struct StagedInputs {
   float back;  // 1 / what inputs are multiplied with; not a number where one is not finite
 
   /// All threads, after the block has read what was staged before.
-  __device__ __forceinline__ void stage(const GroupsParams& p, const Pass& pass) {
+  __device__ __forceinline__ void stage(const GroupsParams& p, int first, int last) {
     constexpr int kThreads = kWarps * 32;
     __shared__ uint32_t most_of_warp[kWarps];
-    const int eights = pass.at[pass.count] * kEights, padded = (eights + 31) / 32 * 32;
-    const auto input_of = [&](int j) {
-      const int place = j / kEights;
-      int s = 0;
-      while (s + 1 < pass.count && place >= pass.at[s + 1]) ++s;
-      return (place - pass.at[s] + pass.first[s]) * kGroup + j % kEights * 8;
-    };
+    const int eights = (last - first + 1) * kEights, padded = (eights + 31) / 32 * 32;
+    const int k0 = first * kGroup;
     float kept[8] = {};  // a thread's first eight; others are read again
     uint32_t most = 0;
 #pragma unroll 1
     for (int j = int(threadIdx.x); j < eights; j += kThreads) {
       float v[8];
-      load_group_inputs(p, input_of(j), v);
+      load_inputs(p.inputs, k0 + 8 * j, v);
       most = max(most, largest_bits(v));
 #pragma unroll
       for (int i = 0; i < 8; ++i) kept[i] = j < kThreads ? v[i] : kept[i];
@@ -299,7 +161,7 @@ struct StagedInputs {
       if (j >= kThreads) {
 #pragma unroll
         for (float& v : kept) v = 0;
-        if (j < eights) load_group_inputs(p, input_of(j), kept);
+        if (j < eights) load_inputs(p.inputs, k0 + 8 * j, kept);
       }
       write(p, j, eights, kept, norm);
     }
@@ -340,32 +202,30 @@ struct StagedInputs {
   }
 };
 
-/// Four sums in units of `unit`, which become zeros.
-__device__ __forceinline__ float4 take_sums(int32_t* sums, float unit) {
-  int4* const four = reinterpret_cast<int4*>(sums);
-  const int4 s = *four;
-  *four = make_int4(0, 0, 0, 0);
-  return make_float4(float(s.x) * unit, float(s.y) * unit, float(s.z) * unit, float(s.w) * unit);
-}
+/// The chunks of a panel that a block has.
+struct Segment {
+  int panel;
+  uint32_t begin, end;
+};
 
-__device__ __forceinline__ void add_to(float4& sum, float4 v) {
-  sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-}
-
-/// What a block has of a panel, `sums` in units of `unit` and `more`, becomes results in a fixed order of the panel's
-/// blocks. All threads; both become zeros.
-__device__ __forceinline__ void store_in_order(const GroupsParams& p, const Segment& segment, float unit, int32_t* sums,
-                                               float4* more) {
+/// Sums of a segment, in units of a panel, become results. All threads; sums are zeros afterwards.
+__device__ __forceinline__ void store_segment(const GroupsParams& p, const Segment& segment, float unit,
+                                              int32_t* sums) {
   __shared__ bool last;
   const uint32_t first = __ldg(p.start + segment.panel), end = __ldg(p.start + segment.panel + 1);
   const int r = int(threadIdx.x) * 4;
   float4 v = make_float4(0, 0, 0, 0);
   if (r < kPanelRows) {
-    v = take_sums(sums + r, unit);
-    add_to(v, more[threadIdx.x]);
-    more[threadIdx.x] = make_float4(0, 0, 0, 0);
+    int4* const mine = reinterpret_cast<int4*>(sums + r);
+    const int4 s = *mine;
+    *mine = make_int4(0, 0, 0, 0);
+    v = make_float4(float(s.x) * unit, float(s.y) * unit, float(s.z) * unit, float(s.w) * unit);
   }
   float* const y = p.y + int64_t(segment.panel) * kPanelRows + r;
+  if (p.workspace.partial == nullptr) {
+    if (r < kPanelRows) reduce_add(y, v);
+    return;
+  }
 
   // Which of the panel's sums this is, where the first one lies, and how many there are.
   const uint32_t chunks = end - first;
@@ -390,8 +250,7 @@ __device__ __forceinline__ void store_in_order(const GroupsParams& p, const Segm
   if (p.workspace.start != nullptr && r < kPanelRows)
     sum = __ldg(reinterpret_cast<const float4*>(p.workspace.start + int64_t(segment.panel) * kPanelRows + r));
   if (parts == 1) {
-    add_to(sum, v);
-    if (r < kPanelRows) *reinterpret_cast<float4*>(y) = sum;
+    if (r < kPanelRows) *reinterpret_cast<float4*>(y) = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
     return;
   }
   float* const partial = p.workspace.partial + base * kPanelRows + r;
@@ -407,8 +266,10 @@ __device__ __forceinline__ void store_in_order(const GroupsParams& p, const Segm
   __syncthreads();
   if (!last || r >= kPanelRows) return;
   __threadfence();
-  for (uint32_t i = 0; i < parts; ++i)
-    add_to(sum, __ldcg(reinterpret_cast<const float4*>(partial + int64_t(i) * kPanelRows)));
+  for (uint32_t i = 0; i < parts; ++i) {
+    const float4 part = __ldcg(reinterpret_cast<const float4*>(partial + int64_t(i) * kPanelRows));
+    sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+  }
   *reinterpret_cast<float4*>(y) = sum;
 }
 
@@ -432,118 +293,66 @@ __device__ __forceinline__ Segment chunks_of_block(const GroupsParams& p) {
   return {panel, begin, end};
 }
 
-/// A warp's pieces of chunks on their way: slot i of the ring has a piece's words, and of a chunk's first piece what
-/// follows the words too.
-template <int kBits, int kGroup, int kResident>
-struct GroupRing {
-  using Chunk = GroupChunk<kBits, kGroup>;
-  static constexpr GroupForm kForm = Chunk::kForm;
-  static constexpr int kTailBytes = kForm.bytes - kForm.scale_at, kSlotBytes = Chunk::kPieceBytes + kTailBytes;
-  /// Of a multiprocessor's shared memory 48 KiB stay for inputs and sums.
-  static constexpr int kFitting = 180 * 1024 / kResident / kSlotBytes;
-  static constexpr int kSlots = kFitting < 2 ? 2 : kFitting > 8 ? 8 : kFitting;
-  static constexpr int kBytes = kSlots * kSlotBytes;
-
-  std::byte* slots;  // [kSlots]
-  const std::byte* chunks;
-  uint32_t chunk, end, step;  // the next to ask for; warps take every step-th
-  int piece = 0;
-
-  /// Asks for the next piece, if there is one, in slot `at`. The slot's values have been read by all lanes.
-  __device__ __forceinline__ void ask(int at, int lane) {
-    if (chunk < end) {
-      const std::byte* const from = chunks + size_t(chunk) * kForm.bytes;
-      std::byte* const to = slots + at * kSlotBytes;
-#pragma unroll
-      for (int i = 0; i < Chunk::kPieceBytes; i += 512)
-        if (Chunk::kPieceBytes - i >= 512 || lane * 16 < Chunk::kPieceBytes - i)
-          copy_async(to + i + lane * 16, from + piece * Chunk::kPieceBytes + i + lane * 16);
-      if (piece == 0) {
-#pragma unroll
-        for (int i = 0; i < kTailBytes; i += 512)
-          if (kTailBytes - i >= 512 || lane * 16 < kTailBytes - i)
-            copy_async(to + Chunk::kPieceBytes + i + lane * 16, from + kForm.scale_at + i + lane * 16);
-      }
-      if (++piece == kForm.pieces) piece = 0, chunk += step;
-    }
-    commit_copies();
-  }
-};
-
 template <int kBits, int kGroup, Math kMath, int kWarps, int kResident>
 __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
     multiply_groups(const __grid_constant__ GroupsParams p) {
   using Chunk = GroupChunk<kBits, kGroup>;
-  using Ring = GroupRing<kBits, kGroup, kResident>;
   constexpr GroupForm kForm = Chunk::kForm;
   constexpr bool kMma = kMath == Math::mma;
-  constexpr int kThreads = kWarps * 32, kQuads = kPanelRows / 4;
-  __shared__ __align__(16) int32_t sums[Pass::kMost * kPanelRows];
-  __shared__ float4 cut[kQuads];  // of a panel whose inputs take several passes
-  __shared__ Pass pass;
-  std::byte* const shared = dynamic_shared<std::byte>();
+  uint4* const staged = dynamic_shared<uint4>();
+  __shared__ __align__(16) int32_t sums[kPanelRows];
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, t = lane % 4;
   launch_dependents();
 
-  const Segment all = chunks_of_block(p);
+  Segment all = chunks_of_block(p);
   uint32_t mine = all.begin + uint32_t(warp);  // the warp's chunk: every kWarps-th one
-  Ring ring{shared + warp * Ring::kBytes, p.chunks, mine, all.end, uint32_t(kWarps)};
-#pragma unroll
-  for (int i = 0; i < Ring::kSlots; ++i) ring.ask(i, lane);  // weights do not depend on earlier kernels
-  int slot = 0;
-
-  for (int i = int(threadIdx.x); i < Pass::kMost * kPanelRows / 4; i += kThreads)
-    reinterpret_cast<int4*>(sums)[i] = make_int4(0, 0, 0, 0);
-  if (threadIdx.x < kQuads) cut[threadIdx.x] = make_float4(0, 0, 0, 0);
+  const auto at = [&](uint32_t chunk) { return p.chunks + size_t(chunk) * kForm.bytes; };
+  typename Chunk::Words words;
+  GroupTail tail{};
+  if (mine < all.end) {  // weights do not depend on earlier kernels
+    Chunk::load(at(mine), 0, lane, words);
+    tail = Chunk::load_tail(at(mine), lane);
+  }
+  for (int r = int(threadIdx.x); r < kPanelRows; r += kWarps * 32) sums[r] = 0;
   StagedInputs<kBits, kGroup, kWarps> inputs;
-  inputs.x = reinterpret_cast<uint4*>(shared + kWarps * Ring::kBytes);
-  inputs.of_place = reinterpret_cast<float2*>(inputs.x + p.room * (kGroup / 8));
-  const auto* const x_pairs = reinterpret_cast<const uint32_t*>(inputs.x);
+  inputs.x = staged;
+  inputs.of_place = reinterpret_cast<float2*>(staged + (p.inputs.K + kGroup - 1) / kGroup * (kGroup / 8));
+  const auto* const x_pairs = reinterpret_cast<const uint32_t*>(staged);
 
   bool waited = false;
-  uint32_t begin = all.begin;
-  int panel = all.panel;
-  while (begin < all.end) {
-    if (warp == 0) make_pass<kBits, kGroup>(p, panel, begin, all.end, pass);
-    __syncthreads();
+  for (Segment segment{all.panel, all.begin, all.begin}; segment.begin < all.end; ++segment.panel) {
+    segment.end = min(all.end, __ldg(p.start + segment.panel + 1));
+    const float bound = __ldg(p.bound + segment.panel);
+    const auto places_at = [&](uint32_t chunk) {
+      return reinterpret_cast<const uint32_t*>(at(chunk) + kForm.place_at);
+    };
+    const int first = first_place(load_stream(places_at(segment.begin)));
+    const int last = second_place(load_stream(places_at(segment.end - 1) + kChunkTiles - 1));
     if (!waited) wait_for_predecessors();
     waited = true;
-    inputs.stage(p, pass);
+    inputs.stage(p, first, last);
+    // Integers: 2^30 for a sum of `bound` times the largest input that there can be.
+    const bool counts = bound > 0 && bound <= 3.4e38f;
+    const float to_integer = counts ? (kForm.coded ? 0x1p39f : 0x1p15f) / bound : 0.0f;
     __syncthreads();
 
-    const int count = pass.count;
-    begin = pass.segment[count - 1].end;
-    panel = pass.segment[count - 1].panel;
-    if (begin == __ldg(p.start + panel + 1)) ++panel;
-    int s = 0;
-    uint32_t end = 0;
-    int to_staged = 0;
-    float to_integer = 0;
-    for (; mine < begin; mine += kWarps) {
-      while (mine >= end) {  // the chunk's segment
-        if (end != 0) ++s;
-        end = pass.segment[s].end;
-        to_staged = pass.at[s] - pass.first[s];
-        // Integers: 2^30 for a sum of `bound` times the largest input that there can be.
-        const float bound = pass.bound[s];
-        to_integer = bound > 0 && bound <= 3.4e38f ? (kForm.coded ? 0x1p39f : 0x1p15f) / bound : 0.0f;
-      }
+    while (mine < segment.end) {
       float d[2][4] = {};  // of tiles 0 to 3, and 4 to 7
       float of_lane[kMma ? 1 : kChunkTiles][2] = {};
-      GroupTail now{};
+      const GroupTail now = tail;
 #pragma unroll 1
       for (int piece = 0; piece < kForm.pieces; ++piece) {
-        wait_for_copies<Ring::kSlots - 1>();
-        __syncwarp();
-        const std::byte* const from = ring.slots + slot * Ring::kSlotBytes;
-        typename Chunk::Words words;
-        Chunk::template load<FromShared>(from, lane, words);
-        if (piece == 0) now = Chunk::template load_tail<FromShared>(from + Chunk::kPieceBytes, lane);
-        __syncwarp();
-        ring.ask(slot, lane);
-        slot = slot + 1 == Ring::kSlots ? 0 : slot + 1;
+        typename Chunk::Words current;
+#pragma unroll
+        for (int i = 0; i < Chunk::kWords; ++i) current[i] = words[i];
+        if (piece + 1 < kForm.pieces) {
+          Chunk::load(at(mine), piece + 1, lane, words);
+        } else if (mine + kWarps < all.end) {
+          Chunk::load(at(mine + kWarps), 0, lane, words);
+          tail = Chunk::load_tail(at(mine + kWarps), lane);
+        }
         const auto x_at = [&](int place, int step) {
-          return x_pairs[(place + to_staged) * (kGroup / 2) + (piece * kForm.half + step) * 4 + t];
+          return x_pairs[(place - first) * (kGroup / 2) + (piece * kForm.half + step) * 4 + t];
         };
         if constexpr (kMma) {
           uint32_t x[2][kForm.half];
@@ -552,7 +361,7 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
             const uint32_t places = set == 0 ? now.own.x : now.own.y;
             const int place = lane / 4 % 2 == 0 ? first_place(places) : second_place(places);
 #pragma unroll
-            for (int step = 0; step < kForm.half; ++step) x[set][step] = x_at(place, step);
+            for (int s = 0; s < kForm.half; ++s) x[set][s] = x_at(place, s);
           }
 #pragma unroll
           for (int i = 0; i < kChunkTiles; ++i) {
@@ -560,13 +369,13 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
             const bool own = lane / 8 == q % 4;
             const auto input = [&](int step) { return own ? x[q / 4][step] : 0u; };
 #pragma unroll
-            for (int step = 0; step < kForm.half; step += 2) {
-              const uint2 low = Chunk::halves(words, q * kForm.half + step);
+            for (int s = 0; s < kForm.half; s += 2) {
+              const uint2 low = Chunk::halves(current, q * kForm.half + s);
               if constexpr (kForm.half == 1) {
-                multiply_half(d[q / 4], {{low.x, low.y}}, {{input(step)}});
+                multiply_half(d[q / 4], {{low.x, low.y}}, {{input(s)}});
               } else {
-                const uint2 high = Chunk::halves(words, q * kForm.half + step + 1);
-                multiply(d[q / 4], {{low.x, low.y, high.x, high.y}}, {{input(step), input(step + 1)}});
+                const uint2 high = Chunk::halves(current, q * kForm.half + s + 1);
+                multiply(d[q / 4], {{low.x, low.y, high.x, high.y}}, {{input(s), input(s + 1)}});
               }
             }
           }
@@ -575,11 +384,11 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
           for (int q = 0; q < kChunkTiles; ++q) {
             const uint32_t places = __shfl_sync(~0u, q < 4 ? now.places.x : now.places.y, q % 4);
 #pragma unroll
-            for (int step = 0; step < kForm.half; ++step) {
-              const uint2 halves = Chunk::halves(words, q * kForm.half + step);
+            for (int s = 0; s < kForm.half; ++s) {
+              const uint2 halves = Chunk::halves(current, q * kForm.half + s);
 #pragma unroll
               for (int half = 0; half < 2; ++half) {
-                const float2 x = __half22float2(as_half2(x_at(place_of(places, lane / 4 + 8 * half), step)));
+                const float2 x = __half22float2(as_half2(x_at(place_of(places, lane / 4 + 8 * half), s)));
                 const float2 w = __half22float2(as_half2(half == 0 ? halves.x : halves.y));
                 of_lane[q][half] = fmaf(w.x, x.x, fmaf(w.y, x.y, of_lane[q][half]));
               }
@@ -602,10 +411,10 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
       const float tile = Chunk::tile_factor(t);  // that of t + 4 too
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int of_tile = lane / 4 + e % 2 * 8, set = e / 2;
+        const int slot = lane / 4 + e % 2 * 8, set = e / 2;
         const uint32_t places = set == 0 ? now.places.x : now.places.y;
-        const bool is_first = of_tile < int(places >> 27);
-        const float2 input = inputs.of_place[(is_first ? first_place(places) : second_place(places)) + to_staged];
+        const bool is_first = slot < int(places >> 27);
+        const float2 input = inputs.of_place[(is_first ? first_place(places) : second_place(places)) - first];
         const float sum = is_first ? d[set][e % 2 * 2] : d[set][e % 2 * 2 + 1];
         float v = sum * (input.y * to_integer);
         if constexpr (kForm.coded) {
@@ -615,25 +424,15 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
           const float scale = e % 2 == 0 ? __low2float(scales) : __high2float(scales);
           v = fmaf(sum, tile, -zero * input.x) * (scale * (input.y * to_integer));
         }
-        atomicAdd(&sums[s * kPanelRows + int(now.row >> (8 * e) & 0xffu)], __float2int_rn(v));
+        atomicAdd(&sums[now.row >> (8 * e) & 0xffu], __float2int_rn(v));
       }
+      mine += kWarps;
     }
     __syncthreads();
-
-    const auto unit_of = [&](int i) {
-      return pass.bound[i] <= 3.4e38f ? pass.bound[i] * 0x1p-15f * inputs.back : __uint_as_float(0x7fc00000u);
-    };
-    if (p.workspace.partial == nullptr) {
-      for (int i = int(threadIdx.x); i < count * kQuads; i += kThreads) {
-        const int64_t row = int64_t(pass.segment[i / kQuads].panel) * kPanelRows + i % kQuads * 4;
-        reduce_add(p.y + row, take_sums(sums + i * 4, unit_of(i / kQuads)));
-      }
-    } else if (begin < min(all.end, __ldg(p.start + pass.segment[count - 1].panel + 1))) {  // alone, and cut
-      if (threadIdx.x < kQuads) add_to(cut[threadIdx.x], take_sums(sums + threadIdx.x * 4, unit_of(0)));
-    } else {
-      for (int i = 0; i < count; ++i) store_in_order(p, pass.segment[i], unit_of(i), sums + i * kPanelRows, cut);
-    }
-    __syncthreads();
+    const bool is_number = bound <= 3.4e38f;
+    const float unit = is_number ? bound * 0x1p-15f * inputs.back : __uint_as_float(0x7fc00000u);
+    store_segment(p, segment, unit, sums);
+    segment.begin = segment.end;
   }
   if (!waited) wait_for_predecessors();
   for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < p.zero_quads; i += gridDim.x * blockDim.x)
@@ -644,7 +443,6 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
 struct GroupsKernel {
   int width, group;  // of its codes
   GroupsPlan plan;   // without split and blocks
-  int ring_bytes;    // of a block's shared memory
   void (*kernel)(GroupsParams);
 };
 /// The instances of one width of codes; one function a file, so that they compile at the same time.
@@ -658,7 +456,6 @@ constexpr GroupsKernel groups_kernel() {
   return {kBits,
           kGroup,
           {kWarps, kResident, Split::stream, kMath, 0},
-          kWarps * GroupRing<kBits, kGroup, kResident>::kBytes,
           multiply_groups<kBits, kGroup, kMath, kWarps, kResident>};
 }
 

@@ -5,32 +5,67 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemv.h"
 #include "kernels/cuda/groups_form.h"
+#include "kernels/cuda/units_form.h"
 #include "layout/layout.h"
 
 namespace lacuna::cuda {
 
-/// Prepared weights in device memory, see groups_form.h.
+/// Prepared weights in device memory, as chunks (groups_form.h) or as units (units_form.h).
 struct Groups {
-  const std::byte* chunks = nullptr;  // aligned to 16 bytes
-  const uint32_t* start = nullptr;    // [panels + 1]
-  const float* bound = nullptr;       // [panels]
+  const std::byte* chunks = nullptr;  // or records; aligned to 16 bytes
+  const uint32_t* start = nullptr;    // [panels + 1]: chunks, or quads, before each panel
+  const float* bound = nullptr;       // [panels], of chunks
+  const Quad* quads = nullptr;        // [quad_count] of units; nullptr: chunks
+  const uint32_t* quad_of = nullptr;  // [count]
   int64_t panels = 0, K = 0, group = 0;
-  int64_t count = 0;  // chunks
+  int64_t count = 0;  // chunks or records
+  int64_t quad_count = 0;
+
+  bool are_units() const { return quads != nullptr; }
 };
 
-/// How chunks are shared out over blocks.
+/// The parts of prepared weights one after the other, as put(offset, bytes) puts them into memory at `base`. Offsets
+/// are multiples of 16.
+template <class Put>
+Groups lay_out(const PreparedGroups& w, const std::byte* base, const Put& put) {
+  int64_t end = 0;
+  const auto next = [&]<class T>(std::span<const T> values) {
+    const auto bytes = std::as_bytes(values);
+    const int64_t at = std::exchange(end, end + (int64_t(bytes.size()) + 15) / 16 * 16);
+    if (!bytes.empty()) put(at, bytes);
+    return bytes.empty() ? nullptr : reinterpret_cast<const T*>(base + at);
+  };
+  Groups out;
+  out.chunks = next(w.chunks.bytes());
+  out.start = next(std::span<const uint32_t>(w.start));
+  out.bound = next(std::span<const float>(w.bound));
+  out.quads = next(std::span<const Quad>(w.quads));
+  out.quad_of = next(std::span<const uint32_t>(w.quad_of));
+  out.panels = w.panels, out.K = w.K, out.group = w.group;
+  out.count = w.quads.empty() ? w.start.back() : int64_t(w.quad_of.size());
+  out.quad_count = int64_t(w.quads.size());
+  return out;
+}
+/// Bytes that lay_out() takes.
+int64_t laid_out_bytes(const PreparedGroups& w);
+
+/// How chunks or records are shared out over blocks.
 enum class Split : uint8_t {
-  stream,  // stream-K: every block has as many chunks as every other, across the ends of panels
-  slice,   // slice-K: every panel has the same number of blocks, which share its chunks
+  stream,  // stream-K: every block has as many chunks as every other, across the ends of panels; of records too, but
+           // for those of a quad, and every warp of a block as many as every other
+  slice,  // slice-K: every panel has the same number of blocks, which share its chunks; blocks and warps have the same
+          // number of quads
 };
 enum class Math : uint8_t {
   mma,  // tensor cores
   fma,  // multiply-adds of single lanes: what mma is measured against
+  dot,  // products of four bytes: of units
 };
 
 /// A kernel: blocks of `warps` warps, whose registers are counted for `resident` warps of a multiprocessor.
@@ -38,15 +73,16 @@ struct GroupsPlan {
   int warps = 8, resident = 16;
   Split split = Split::stream;
   Math math = Math::mma;
-  int blocks = 0;  // of the launch; slice: a multiple of the panels
+  int blocks = 0;  // of the launch; slice: of chunks, a multiple of the panels
   bool operator==(const GroupsPlan&) const = default;
 };
 std::string describe(const GroupsPlan& plan);
 
 /// Activations as the kernel takes them.
 enum class InputBits : uint8_t {
-  half,  // rounded to f16 (11 bits)
-  int8,  // rounded to -127 to 127 times one scale for each group of inputs: W4A8
+  half,  // rounded to f16 (11 bits); of units to -32767 to 32767 times one scale for each 16 inputs
+  int8,  // rounded to -127 to 127 times one scale for each group of inputs, of units
+         // for each 16: W4A8
 };
 
 /// All pointers are of device memory.
@@ -68,7 +104,7 @@ struct GroupsArgs {
 };
 
 /// What a tuner tries, `blocks` left open.
-std::span<const GroupsPlan> groups_plans(const layout::Layout& layout);
+std::span<const GroupsPlan> groups_plans(const layout::Layout& layout, const Groups& weights);
 /// `plan` with as many blocks as the device holds at once.
 GroupsPlan filled(const DeviceInfo& device, const Groups& weights, GroupsPlan plan);
 GroupsPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Groups& weights);
@@ -80,9 +116,11 @@ int64_t groups_partial_bytes(const Groups& weights, int64_t blocks);
 /// and the sums of a group are f32. Sums over the groups of a row are integers, 2^30 for PreparedGroups::bound times
 /// 2^15: whatever the order in which they come, a block's sum is the same bits. Blocks' sums are f32, in the order of
 /// the inputs with a workspace, as they end without one. Where an input that a block reads for a panel, or a weight, is
-/// not finite, the panel's outputs are not a number. On compute capability 9.0 the launch may begin before the one
-/// before it in the stream has ended; it waits for it before it reads x or writes anything. Throws Error for a plan
-/// that no kernel has.
+/// not finite, the panel's outputs are not a number. Units: inputs are rounded to 2^-16 of the largest of their 16
+/// (those of less than 1e-30 to zeros), a unit's sum is exact, sums of units are f32, in an order that the launch alone
+/// decides, with or without a workspace; an output is not a number where an input that its row keeps is not finite. On
+/// compute capability 9.0 the launch may begin before the one before it in the stream has ended; it waits for it before
+/// it reads x or writes anything. Throws Error for a plan that no kernel has.
 void launch_groups(const Device& device, Stream& stream, const layout::Layout& layout, const GroupsPlan& plan,
                    const GroupsArgs& args);
 

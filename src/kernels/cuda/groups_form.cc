@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/scalar.h"
+#include "kernels/cuda/units_form.h"
 #include "layout/gs.h"
 #include "layout/octet.h"
 
@@ -50,66 +51,36 @@ struct Tile {
   int split = kTileSlots;
 };
 
-/// Deals a panel's slots out to tiles: tile(t, Tile) after slot(t, s, Slot) for each of its slots, which choose(slots,
-/// i, t, s) has put at i among those of its place that are left. Returns how many tiles there are: whole chunks, one at
-/// least.
-template <class Choose, class EachSlot, class EachTile>
-int64_t deal_slots(std::vector<std::vector<Slot>>& places, int64_t most_span, Choose choose, const EachSlot& slot,
-                   const EachTile& tile) {
-  int64_t t = 0, first_of_chunk = 0;
+/// Deals a panel's slots out to tiles: tile(t, Tile) after slot(t, s, Slot) for each of its slots. Returns how many
+/// tiles there are: whole chunks, one at least.
+template <class EachSlot, class EachTile>
+int64_t deal_slots(const std::vector<std::vector<Slot>>& places, const EachSlot& slot, const EachTile& tile) {
+  int64_t t = 0;
   int filled = 0;
   Tile now;
-  const auto close = [&] {
+  const auto close = [&](int64_t next) {
     tile(t++, now);
     filled = 0;
-    now = {now.second, now.second, kTileSlots};
+    now = {next, next, kTileSlots};
   };
-  for (int64_t place = 0; place < int64_t(places.size()); ++place) {
-    std::vector<Slot>& slots = places[size_t(place)];
-    for (size_t i = 0; i < slots.size(); ++i) {
-      const bool is_third = now.split < filled && place != now.second;
-      if (filled == kTileSlots || is_third) close();
-      while ((filled > 0 || t % kChunkTiles != 0) && place - first_of_chunk >= most_span) close();
-      if (filled == 0 && t % kChunkTiles == 0) first_of_chunk = place;
-      if (filled == 0) now = {place, place, kTileSlots};
-      if (place != now.second) now.second = place, now.split = filled;
-      choose(slots, i, t, filled);
-      slot(t, filled++, slots[i]);
+  for (int64_t i = 0; i < int64_t(places.size()); ++i) {
+    for (const Slot& s : places[size_t(i)]) {
+      const bool is_third = now.split < filled && i != now.second;
+      if (filled == kTileSlots || (filled > 0 && i != now.second && (is_third || i - now.first > kMostStep))) close(i);
+      if (filled == 0) now = {i, i, kTileSlots};
+      if (i != now.second) now.second = i, now.split = filled;
+      slot(t, filled++, s);
     }
   }
-  while (filled > 0 || t == 0 || t % kChunkTiles != 0) close();
+  while (filled > 0 || t == 0 || t % kChunkTiles != 0) close(now.second);
   return t;
 }
 
-int64_t most_span(const GroupForm& form) { return kChunkInputs / form.group; }
-
-int64_t chunk_count(std::vector<std::vector<Slot>> places, const GroupForm& form) {
-  const auto as_they_are = [](const std::vector<Slot>&, size_t, int64_t, int) {};
+int64_t chunk_count(const std::vector<std::vector<Slot>>& places) {
   return deal_slots(
-             places, most_span(form), as_they_are, [](int64_t, int, const Slot&) {}, [](int64_t, const Tile&) {}) /
+             places, [](int64_t, int, const Slot&) {}, [](int64_t, const Tile&) {}) /
          kChunkTiles;
 }
-
-/// Chooses rows that keep a warp's sums in different banks of shared memory. A warp adds eight slots of each of four
-/// tiles at once: slots 8 h to 8 h + 7 of tiles 4 q to 4 q + 3 of a chunk, for each h and q.
-class Spread {
- public:
-  void operator()(std::vector<Slot>& slots, size_t i, int64_t tile, int s) {
-    const int t = int(tile % kChunkTiles);
-    if (t == 0 && s == 0) std::fill(std::begin(used_), std::end(used_), 0);
-    uint32_t& used = used_[t / 4 * 2 + s / 8];
-    const auto is_used = [&](const Slot& slot) { return (used >> (slot.row % kBanks) & 1) != 0; };
-    const auto found = std::find_if_not(slots.begin() + int64_t(i), slots.end(), is_used);
-    if (found != slots.end())
-      std::swap(slots[i], *found);
-    else
-      used = 0;  // they begin anew
-    used |= 1u << (slots[i].row % kBanks);
-  }
-
- private:
-  uint32_t used_[4] = {};
-};
 
 void or_bits(std::byte* at, uint32_t bits) { *at |= std::byte(bits); }
 
@@ -160,11 +131,11 @@ class ChunkWriter {
   std::byte* chunk_;
 };
 
-void write_panel(const Part& part, const GroupForm& form, std::vector<std::vector<Slot>> places, std::byte* chunks) {
+void write_panel(const Part& part, const GroupForm& form, const std::vector<std::vector<Slot>>& places,
+                 std::byte* chunks) {
   const auto chunk_of = [&](int64_t tile) { return ChunkWriter(part, form, chunks + tile / kChunkTiles * form.bytes); };
   deal_slots(
-      places, most_span(form), Spread(),
-      [&](int64_t tile, int s, const Slot& slot) { chunk_of(tile).put(int(tile % kChunkTiles), s, slot); },
+      places, [&](int64_t tile, int s, const Slot& slot) { chunk_of(tile).put(int(tile % kChunkTiles), s, slot); },
       [&](int64_t tile, const Tile& of) { chunk_of(tile).put_places(int(tile % kChunkTiles), of); });
 }
 
@@ -199,19 +170,23 @@ void measure_panel(const Part& part, int64_t panel, float* scale, float& bound) 
 
 bool is_group_layout(const layout::Layout& layout) { return layout.family == layout::Family::group_sparse; }
 
+int64_t PreparedGroups::bytes() const {
+  return int64_t(chunks.size() + 4 * (start.size() + bound.size() + quad_of.size()) + sizeof(Quad) * quads.size());
+}
+
 int64_t most_group_bytes(const kernels::WeightView& part) {
+  if (has_units(*part.layout, part.params.group_size, part.shape.K)) return most_unit_bytes(part);
   const GroupForm form(part.layout->bits, int(part.params.group_size));
   const int64_t panels = panel_count(part.shape.N);
   const int64_t groups = (part.shape.K + part.params.group_size - 1) / part.params.group_size;
-  // A tile that is not full ends two places or lies at the end of a chunk whose places go as far as they may; the last
-  // chunk of a panel may hold one slot.
-  const int64_t spans = (groups * part.params.group_size + kChunkInputs - 1) / kChunkInputs;
-  const int64_t broken = panels * (groups / 2 + 1 + spans * kChunkTiles);
-  const int64_t tiles = std::min(part.params.kept_groups / kTileSlots + broken, part.params.kept_groups * kChunkTiles);
+  // A tile that is not full ends two places, or one before a long step; the last chunk of a panel may hold one slot.
+  const int64_t broken = panels * (groups / 2 + groups / kMostStep + 1);
+  const int64_t tiles = std::min(part.params.kept_groups / kTileSlots + broken, part.params.kept_groups);
   return (tiles / kChunkTiles + panels) * form.bytes + 8 * (panels + 1);
 }
 
-PreparedGroups prepare_groups(std::span<const kernels::WeightView> parts, ThreadPool& pool) {
+PreparedGroups prepare_groups(std::span<const kernels::WeightView> parts, ThreadPool& pool,
+                              std::optional<GroupsForm> form) {
   PreparedGroups out;
   out.K = kernels::check_weights(parts);
   out.layout = parts[0].layout;
@@ -230,7 +205,12 @@ PreparedGroups prepare_groups(std::span<const kernels::WeightView> parts, Thread
     out.first_output.push_back(out.panels * kPanelRows);
     out.panels += panel_count(part.shape.N);
   }
-  const GroupForm form(out.layout->bits, int(out.group));
+  const bool units_fit = has_units(*out.layout, out.group, out.K);
+  if (form == GroupsForm::units && !units_fit)
+    throw Error("{}: {} with groups of {} and {} inputs cannot be prepared as units", parts[0].name, out.layout->name,
+                out.group, out.K);
+  const bool as_units = form.value_or(units_fit ? GroupsForm::units : GroupsForm::chunks) == GroupsForm::units;
+  const GroupForm chunk(out.layout->bits, int(out.group));
   const auto each_panel = [&](const auto& use) {
     for (size_t p = 0; p < sources.size(); ++p) {
       const int64_t first = out.first_output[p] / kPanelRows;
@@ -243,9 +223,14 @@ PreparedGroups prepare_groups(std::span<const kernels::WeightView> parts, Thread
   out.bound.resize(count.size());
   out.scale.assign(size_t(out.panels * kPanelRows), 1);
   each_panel([&](const Part& part, int64_t panel, int64_t at) {
-    count[size_t(at)] = chunk_count(slots_of(part, panel), form);
+    if (!as_units) count[size_t(at)] = chunk_count(slots_of(part, panel));
     measure_panel(part, panel, &out.scale[size_t(at * kPanelRows)], out.bound[size_t(at)]);
   });
+  if (as_units) {
+    out.bound.clear();
+    prepare_units(parts, pool, out);
+    return out;
+  }
   int64_t chunks = 0;
   out.start.push_back(0);
   for (const int64_t n : count) {
@@ -254,9 +239,9 @@ PreparedGroups prepare_groups(std::span<const kernels::WeightView> parts, Thread
       throw Error("{}: {} groups are too many for one launch", parts[0].name, chunks * kChunkSlots);
     out.start.push_back(uint32_t(chunks));
   }
-  out.chunks = HugeBuffer(size_t(chunks) * size_t(form.bytes));
+  out.chunks = HugeBuffer(size_t(chunks) * size_t(chunk.bytes));
   each_panel([&](const Part& part, int64_t panel, int64_t at) {
-    write_panel(part, form, slots_of(part, panel), out.chunks.data() + int64_t{out.start[size_t(at)]} * form.bytes);
+    write_panel(part, chunk, slots_of(part, panel), out.chunks.data() + int64_t{out.start[size_t(at)]} * chunk.bytes);
   });
   return out;
 }

@@ -2,11 +2,10 @@
 // every build.
 //
 // Weights of one layout that read one input are taken in panels of 256 rows (each part padded to whole ones). A slot is
-// a kept group of a panel's row. A panel's slots are sorted by place (inputs g i to g (i + 1) are place i); 16 that
-// follow each other are a tile, and 8 tiles a chunk, a record of fixed size. Rows of a place come in an order that
-// spreads those that a warp adds at once over the banks of shared memory. A tile has slots of two places at most, and a
-// chunk those of 4096 inputs: where another would begin, the rest of the tile or chunk has scale 0 (gs16: values 0),
-// and so has the end of a panel's last chunk. Each panel has a chunk at least. A chunk's parts follow each other:
+// a kept group of a panel's row. A panel's slots are sorted by place (inputs g i to g (i + 1) are place i), then by
+// row; 16 that follow each other are a tile, and 8 tiles a chunk, a record of fixed size. A tile has slots of two
+// places at most: where a third would begin, the rest of the tile has scale 0 (gs16: values 0), and so has the end of a
+// panel's last chunk. Each panel has a chunk at least. A chunk's parts follow each other:
 //   word   u32[kPieces][..]   codes as a warp's matrix product wants them, see below
 //   scale  f16[32][4]         not gs16. Lane l: slots l / 4 and l / 4 + 8 of tile l % 4, then of tile l % 4 + 4
 //   row    u8[32][4]          in the panel; the order as scale's
@@ -24,6 +23,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -36,11 +36,8 @@ namespace lacuna::cuda {
 
 inline constexpr int kPanelRows = 256, kTileSlots = 16, kChunkTiles = 8, kChunkSlots = kTileSlots * kChunkTiles;
 
-/// A chunk's places lie within so many inputs: a multiple of every group.
-inline constexpr int64_t kChunkInputs = 4096;
-static_assert(kChunkInputs / 8 <= 2048, "a tile's second place is 11 bits after its first");
-/// Rows of a panel whose sums the kernels keep in one bank of shared memory: each kBanks-th.
-inline constexpr int kBanks = 32;
+/// Most places from a tile's first one to its second.
+inline constexpr int kMostStep = 2047;
 
 /// Sizes of a chunk.
 struct GroupForm {
@@ -69,25 +66,38 @@ struct GroupForm {
   constexpr int together() const { return words < 4 ? words : 4; }
 };
 
+/// Four rows of a panel and their records (units_form.h).
+struct Quad {
+  uint32_t first = 0, end = 0;  // records; one at least
+  uint32_t rows = 0;            // in the panel, a byte each
+  uint32_t panel = 0;
+};
+
+/// How weights are prepared: as this header says, or as units_form.h does, for a kernel that is faster.
+enum class GroupsForm : uint8_t { chunks, units };
+
 struct PreparedGroups {
   const layout::Layout* layout = nullptr;
   int64_t panels = 0, K = 0, group = 0;
   HugeBuffer chunks;
-  std::vector<uint32_t> start;  // [panels + 1]: chunks before each panel
-  /// [panels]: at least sum_k |w| of each row of the panel, where every |scale (code - zero)| is finite.
+  std::vector<uint32_t> start;    // [panels + 1]: chunks before each panel; units: quads
+  std::vector<Quad> quads;        // of units
+  std::vector<uint32_t> quad_of;  // of units: of each record
+  /// [panels] of chunks: at least sum_k |w| of each row of the panel, where every |scale (code - zero)| is finite.
   std::vector<float> bound;
   std::vector<float> scale;           // [panels * 256]: Operand::scale (gemm.h) of each row
   std::vector<int64_t> first_output;  // of each part, a multiple of 256
 
-  int64_t bytes() const { return int64_t(chunks.size() + 4 * (start.size() + bound.size())); }
+  int64_t bytes() const;
 };
 
 /// Whether the CUDA kernels read the layout in this form.
 bool is_group_layout(const layout::Layout& layout);
 /// Upper bound of PreparedGroups::bytes() of a part, from its parameters alone.
 int64_t most_group_bytes(const kernels::WeightView& part);
-/// Throws Error, naming the weight, for parts of different layouts, K or group sizes, and for more inputs than the
-/// kernels take.
-PreparedGroups prepare_groups(std::span<const kernels::WeightView> parts, ThreadPool& pool);
+/// form: nothing: units where they can hold the weights. Throws Error, naming the weight, for parts of different
+/// layouts, K or group sizes, for more inputs than the kernels take, and for units where there are none.
+PreparedGroups prepare_groups(std::span<const kernels::WeightView> parts, ThreadPool& pool,
+                              std::optional<GroupsForm> form = std::nullopt);
 
 }  // namespace lacuna::cuda

@@ -7,24 +7,37 @@
 namespace lacuna::cuda {
 
 std::string describe(const GroupsPlan& plan) {
-  return fmt::format("{}, {} blocks, {} warps, {} resident{}", plan.split == Split::stream ? "stream-K" : "slice-K",
-                     plan.blocks, plan.warps, plan.resident, plan.math == Math::mma ? "" : ", multiply-adds");
+  constexpr const char* kMath[] = {"tensor cores", "multiply-adds", "byte products"};
+  return fmt::format("{}, {} blocks, {} warps, {} resident, {}", plan.split == Split::stream ? "stream-K" : "slice-K",
+                     plan.blocks, plan.warps, plan.resident, kMath[int(plan.math)]);
 }
 
-std::span<const GroupsPlan> groups_plans(const layout::Layout& layout) {
+int64_t laid_out_bytes(const PreparedGroups& w) {
+  int64_t end = 0;
+  lay_out(w, nullptr, [&](int64_t at, std::span<const std::byte> bytes) { end = at + int64_t(bytes.size()); });
+  return end;
+}
+
+std::span<const GroupsPlan> groups_plans(const layout::Layout& layout, const Groups& weights) {
+  static constexpr GroupsPlan kUnits[] = {{16, 32, Split::stream, Math::dot, 0},
+                                          {8, 32, Split::stream, Math::dot, 0},
+                                          {24, 24, Split::stream, Math::dot, 0},
+                                          {12, 24, Split::stream, Math::dot, 0}};
   // Codes of 8 bits and values need more registers.
-  static constexpr GroupsPlan kNarrow[] = {{12, 24, Split::stream, Math::mma, 0},
-                                           {8, 24, Split::stream, Math::mma, 0},
-                                           {16, 32, Split::stream, Math::mma, 0},
+  static constexpr GroupsPlan kNarrow[] = {{8, 24, Split::stream, Math::mma, 0},
+                                           {24, 24, Split::stream, Math::mma, 0},
                                            {8, 16, Split::stream, Math::mma, 0}};
   static constexpr GroupsPlan kWide[] = {{8, 16, Split::stream, Math::mma, 0}, {16, 16, Split::stream, Math::mma, 0}};
+  if (weights.are_units()) return kUnits;
   if (layout.bits > 4) return kWide;
   return kNarrow;
 }
 
 GroupsPlan filled(const DeviceInfo& device, const Groups& weights, GroupsPlan plan) {
   const int64_t room = int64_t{device.multiprocessors} * plan.resident / plan.warps;
-  if (plan.split == Split::stream)
+  if (weights.are_units())
+    plan.blocks = int(std::clamp<int64_t>(weights.quad_count, 1, room));
+  else if (plan.split == Split::stream)
     plan.blocks = int(std::clamp<int64_t>(weights.count, 1, room));
   else
     plan.blocks = int(std::max<int64_t>(1, room / std::max<int64_t>(1, weights.panels)) * weights.panels);
@@ -32,11 +45,11 @@ GroupsPlan filled(const DeviceInfo& device, const Groups& weights, GroupsPlan pl
 }
 
 GroupsPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Groups& weights) {
-  return filled(device, weights, groups_plans(layout)[0]);
+  return filled(device, weights, groups_plans(layout, weights)[0]);
 }
 
 int64_t groups_partial_bytes(const Groups& weights, int64_t blocks) {
-  return (blocks + weights.panels) * kPanelRows * int64_t(sizeof(float));
+  return weights.are_units() ? 0 : (blocks + weights.panels) * kPanelRows * int64_t(sizeof(float));
 }
 
 }  // namespace lacuna::cuda

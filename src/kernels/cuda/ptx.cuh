@@ -74,6 +74,18 @@ __device__ __forceinline__ void reduce_add(float* to, float4 v) {
 #endif
 }
 
+/// sum plus the products of four bytes each, `a` unsigned, `b` signed or not.
+__device__ __forceinline__ int dot_bytes(uint32_t a, int b, int sum) {
+  int out;
+  asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(sum));
+  return out;
+}
+__device__ __forceinline__ uint32_t dot_bytes(uint32_t a, uint32_t b, uint32_t sum) {
+  uint32_t out;
+  asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(sum));
+  return out;
+}
+
 __device__ __forceinline__ __half2 as_half2(uint32_t bits) { return *reinterpret_cast<__half2*>(&bits); }
 __device__ __forceinline__ uint32_t as_bits(__half2 v) { return *reinterpret_cast<uint32_t*>(&v); }
 

@@ -1,0 +1,274 @@
+// src/kernels/cuda/units.cuh - the GEMV over units of group-sparse weights (units_form.h). Memory bound: records are
+// read once, in order, several ahead of each warp.
+//
+// Inputs become integers: the 16 of a place have a scale that makes the largest 32767 (8-bit inputs: 127). A code is a
+// byte, an integer its high byte and its low one, so that four products are one instruction (dp4a) for each; a unit's
+// sum is exact. A lane keeps the f32 sum of its row's units; eight lanes add theirs at a quad's end. A block has whole
+// quads, its warps equally many of its records; sums of quads that warps share are added in their order. All sums of an
+// output are one block's: the order does not depend on anything but the launch.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/cuda/groups.h"
+#include "kernels/cuda/inputs.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/units_form.h"
+
+namespace lacuna::cuda {
+
+/// GroupsArgs as the kernel wants them.
+struct UnitsParams {
+  GemvInputs inputs;
+  const std::byte* records;
+  const Quad* quads;
+  const uint32_t* quad_of;
+  uint32_t record_count, quad_count;
+  bool slices;  // blocks and warps have equally many quads, however long
+  float *y, *zero;
+  const float* start;
+  bool adds;  // results are added to y
+  unsigned zero_quads;
+};
+
+/// What a lane has of a record.
+template <int kBits>
+struct LaneUnits {
+  static constexpr UnitForm kForm{kBits};
+  static constexpr int kWords = kForm.words;
+
+  uint32_t code[kLaneUnits * kWords];
+  uint32_t scale, index;
+
+  __device__ __forceinline__ void load(const std::byte* record, int lane) {
+    if constexpr (kWords == 2) {
+      const uint4 v = load_stream(reinterpret_cast<const uint4*>(record) + lane);
+      code[0] = v.x, code[1] = v.y, code[2] = v.z, code[3] = v.w;
+    } else {
+      const uint2 v = load_stream(reinterpret_cast<const uint2*>(record) + lane);
+      code[0] = v.x, code[1] = v.y;
+    }
+    scale = load_stream(reinterpret_cast<const uint32_t*>(record + kForm.scale_at) + lane);
+    index = load_stream(reinterpret_cast<const uint32_t*>(record + kForm.index_at) + lane);
+  }
+  /// Codes 4 i to 4 i + 3 of a unit as bytes.
+  __device__ __forceinline__ uint32_t bytes(int unit, int i) const {
+    constexpr int kPerWord = 8 / kForm.width;  // fours of codes
+    constexpr uint32_t kCode = (1u << kForm.width) - 1;
+    return code[unit * kWords + i / kPerWord] >> (kForm.width * (i % kPerWord)) & kCode * 0x01010101u;
+  }
+};
+
+/// The inputs of a block in shared memory; the place after the last holds zeros.
+struct StagedPlaces {
+  uint4 *high, *low;  // bytes of 16 integers, signed and unsigned
+  uint2* of_place;    // what an integer means (f32), and the sum of the 16
+
+  static constexpr int kBytes = 16 + 16 + 8;  // of a place
+
+  __device__ __forceinline__ StagedPlaces(uint4* shared, int places)
+      : high(shared), low(shared + places), of_place(reinterpret_cast<uint2*>(shared + 2 * places)) {}
+
+  /// All threads, whole warps. places: of the inputs.
+  template <bool kInt8>
+  __device__ __forceinline__ void stage(const GemvInputs& inputs, int places) {
+    constexpr float kTop = kInt8 ? 127 : 32767;
+    for (int j = int(threadIdx.x); j < (2 * places + 31) / 32 * 32; j += int(blockDim.x)) {  // eight inputs
+      float v[8] = {};
+      if (j < 2 * places) load_inputs(inputs, 8 * j, v);
+      uint32_t most = largest_bits(v);
+      most = max(most, __shfl_xor_sync(~0u, most, 1));
+      const float largest = __uint_as_float(most);
+      const float factor = largest > 1e-30f ? kTop / largest : 0.0f;  // less counts as nothing
+      uint32_t high_bytes[2] = {}, low_bytes[2] = {};
+      int sum = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int value = __float2int_rn(v[i] * factor);
+        sum += value;
+        high_bytes[i / 4] |= (uint32_t(kInt8 ? value : value >> 8) & 0xffu) << (8 * (i % 4));
+        low_bytes[i / 4] |= (uint32_t(value) & 0xffu) << (8 * (i % 4));
+      }
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      if (j >= 2 * places) continue;
+      reinterpret_cast<uint2*>(high)[j] = make_uint2(high_bytes[0], high_bytes[1]);
+      if (!kInt8) reinterpret_cast<uint2*>(low)[j] = make_uint2(low_bytes[0], low_bytes[1]);
+      // Not a number where an input is not finite.
+      const float step = most >= 0x7f800000u ? __uint_as_float(0x7fc00000u) : largest > 1e-30f ? largest / kTop : 0.0f;
+      if (j % 2 == 0) of_place[j / 2] = make_uint2(__float_as_uint(step), uint32_t(sum));
+    }
+    if (threadIdx.x == 0) {
+      high[places] = low[places] = make_uint4(0, 0, 0, 0);
+      of_place[places] = make_uint2(0, 0);
+    }
+  }
+
+  /// scale * (code - zero) times the inputs of a unit.
+  template <int kBits, bool kInt8>
+  __device__ __forceinline__ void add(const LaneUnits<kBits>& units, int unit, float& sum) const {
+    const uint32_t index = unit == 0 ? units.index & 0xffffu : units.index >> 16;
+    const int place = int(index & 0xfffu), zero = int(index >> 12);
+    const uint4 x = high[place];
+    const uint2 of = of_place[place];
+    int dot = dot_bytes(units.bytes(unit, 0), int(x.x), 0);
+    dot = dot_bytes(units.bytes(unit, 1), int(x.y), dot);
+    dot = dot_bytes(units.bytes(unit, 2), int(x.z), dot);
+    dot = dot_bytes(units.bytes(unit, 3), int(x.w), dot);
+    if constexpr (!kInt8) {
+      const uint4 l = low[place];
+      uint32_t rest = dot_bytes(units.bytes(unit, 0), l.x, 0u);
+      rest = dot_bytes(units.bytes(unit, 1), l.y, rest);
+      rest = dot_bytes(units.bytes(unit, 2), l.z, rest);
+      rest = dot_bytes(units.bytes(unit, 3), l.w, rest);
+      dot = dot * 256 + int(rest);
+    }
+    dot -= zero * int(of.y);
+    const __half2 scales = as_half2(units.scale);
+    const float scale = unit == 0 ? __low2float(scales) : __high2float(scales);
+    sum = fmaf(float(dot) * __uint_as_float(of.x), scale, sum);
+  }
+};
+
+/// Sums of a quad that a warp has a part of: those of its first quad, which an earlier warp begins, and those of its
+/// last, which a later one ends.
+template <int kWarps>
+struct SharedSums {
+  float first[kWarps][kQuadRows], last[kWarps][kQuadRows];
+  uint32_t first_quad[kWarps], last_quad[kWarps];  // ~0: none
+  bool goes_on[kWarps];                            // the first quad does not end in the warp
+};
+
+__device__ __forceinline__ void store_output(const UnitsParams& p, const Quad& quad, int row, float sum) {
+  const int64_t n = int64_t(quad.panel) * kPanelRows + (quad.rows >> (8 * row) & 0xffu);
+  if (p.adds)
+    atomicAdd(p.y + n, sum);  // no other block adds to it
+  else
+    p.y[n] = sum + (p.start == nullptr ? 0.0f : __ldg(p.start + n));
+}
+
+/// Records of a block or warp.
+struct RecordRange {
+  uint32_t begin, end;
+};
+
+template <int kBits, bool kInt8, int kWarps, int kResident>
+__global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
+    multiply_units(const __grid_constant__ UnitsParams p) {
+  constexpr UnitForm kForm = LaneUnits<kBits>::kForm;
+  constexpr int kAhead = 4;  // records of a warp on their way
+  __shared__ SharedSums<kWarps> shared;
+  const int places = (p.inputs.K + kUnit - 1) / kUnit;
+  StagedPlaces staged(dynamic_shared<uint4>(), places + 1);
+  const int lane = int(threadIdx.x) % 32;
+  const uint32_t warp = threadIdx.x / 32;
+  launch_dependents();
+
+  const auto first_of = [&](uint32_t quad) {
+    return quad < p.quad_count ? __ldg(&p.quads[quad].first) : p.record_count;
+  };
+  // The first quad that begins at a share of the records, or of the quads, or later.
+  const auto quad_at = [&](uint32_t share, uint32_t shares) {
+    if (p.slices) return uint32_t(uint64_t(p.quad_count) * share / shares);
+    const auto record = uint32_t(uint64_t(p.record_count) * share / shares);
+    if (record >= p.record_count) return p.quad_count;
+    const uint32_t quad = __ldg(p.quad_of + record);
+    return first_of(quad) < record ? quad + 1 : quad;
+  };
+  const uint32_t quad_begin = quad_at(blockIdx.x, gridDim.x), quad_end = quad_at(blockIdx.x + 1, gridDim.x);
+  RecordRange mine;
+  if (p.slices) {
+    const uint32_t quads = quad_end - quad_begin;
+    mine = {first_of(quad_begin + quads * warp / kWarps), first_of(quad_begin + quads * (warp + 1) / kWarps)};
+  } else {
+    const RecordRange block = {first_of(quad_begin), first_of(quad_end)};
+    const uint32_t records = block.end - block.begin;
+    mine = {block.begin + records * warp / kWarps, block.begin + records * (warp + 1) / kWarps};
+  }
+  const auto at = [&](uint32_t record) { return p.records + size_t(record) * kForm.bytes; };
+  LaneUnits<kBits> ring[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i)  // weights do not depend on earlier kernels
+    if (mine.begin + i < mine.end) ring[i].load(at(mine.begin + i), lane);
+  uint32_t q = mine.begin < mine.end ? __ldg(p.quad_of + mine.begin) : 0;
+  Quad quad = p.quads[q];
+  if (lane == 0) shared.first_quad[warp] = shared.last_quad[warp] = ~0u;
+
+  wait_for_predecessors();
+  staged.stage<kInt8>(p.inputs, places);
+  __syncthreads();
+
+  float sum = 0;
+  const auto finish_quad = [&](bool ends) {
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    sum += __shfl_xor_sync(~0u, sum, 4);
+    const bool begins = quad.first >= mine.begin;
+    if (lane % kRowLanes == 0) {
+      const int row = lane / kRowLanes;
+      if (begins && ends)
+        store_output(p, quad, row, sum);
+      else
+        (begins ? shared.last : shared.first)[warp][row] = sum;
+    }
+    if (lane == 0 && !(begins && ends)) {
+      (begins ? shared.last_quad : shared.first_quad)[warp] = q;
+      if (!begins) shared.goes_on[warp] = !ends;
+    }
+    sum = 0;
+  };
+  for (uint32_t base = mine.begin; base < mine.end; base += kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const uint32_t record = base + i;
+      if (record >= mine.end) break;
+#pragma unroll
+      for (int unit = 0; unit < kLaneUnits; ++unit) staged.add<kBits, kInt8>(ring[i], unit, sum);
+      if (record + kAhead < mine.end) ring[i].load(at(record + kAhead), lane);
+      if (record + 1 == quad.end) {
+        finish_quad(true);
+        if (record + 1 < mine.end) quad = p.quads[++q];
+      } else if (record + 1 == mine.end) {
+        finish_quad(false);
+      }
+    }
+  }
+  __syncthreads();
+  // The warp that begins a quad adds what later ones have of it.
+  if (const uint32_t w = threadIdx.x / kQuadRows; w < kWarps) {
+    const int row = int(threadIdx.x) % kQuadRows;
+    if (const uint32_t open = shared.last_quad[w]; open != ~0u) {
+      float all = shared.last[w][row];
+      for (uint32_t next = w + 1; next < kWarps && (shared.first_quad[next] == open || shared.first_quad[next] == ~0u);
+           ++next) {
+        if (shared.first_quad[next] == ~0u) continue;  // it has no records
+        all += shared.first[next][row];
+        if (!shared.goes_on[next]) break;
+      }
+      store_output(p, p.quads[open], row, all);
+    }
+  }
+  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < p.zero_quads; i += gridDim.x * blockDim.x)
+    reinterpret_cast<float4*>(p.zero)[i] = make_float4(0, 0, 0, 0);
+}
+
+/// One instance.
+struct UnitsKernel {
+  int width;
+  InputBits inputs;
+  int warps, resident;
+  void (*kernel)(UnitsParams);
+};
+/// The instances of one width of codes; one function a file, so that they compile at the same time.
+std::span<const UnitsKernel> units_kernels_2();
+std::span<const UnitsKernel> units_kernels_4();
+
+template <int kBits, bool kInt8, int kWarps, int kResident>
+constexpr UnitsKernel units_kernel() {
+  return {kBits, kInt8 ? InputBits::int8 : InputBits::half, kWarps, kResident,
+          multiply_units<kBits, kInt8, kWarps, kResident>};
+}
+
+}  // namespace lacuna::cuda

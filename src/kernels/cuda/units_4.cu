@@ -1,0 +1,15 @@
+// src/kernels/cuda/units_4.cu - the instances for gs3 and gs4, whose codes take 4 bits.
+#include "kernels/cuda/units.cuh"
+
+namespace lacuna::cuda {
+
+std::span<const UnitsKernel> units_kernels_4() {
+  static const UnitsKernel kKernels[] = {
+      units_kernel<4, false, 16, 32>(), units_kernel<4, false, 8, 32>(), units_kernel<4, false, 24, 24>(),
+      units_kernel<4, false, 12, 24>(), units_kernel<4, true, 16, 32>(), units_kernel<4, true, 8, 32>(),
+      units_kernel<4, true, 24, 24>(),  units_kernel<4, true, 12, 24>(),
+  };
+  return kKernels;
+}
+
+}  // namespace lacuna::cuda

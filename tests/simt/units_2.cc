@@ -1,0 +1,1 @@
+#include "kernels/cuda/units_2.cu"

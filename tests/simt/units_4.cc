@@ -1,0 +1,1 @@
+#include "kernels/cuda/units_4.cu"
