@@ -27,8 +27,9 @@ void launch_units(const Device& device, Stream& stream, const layout::Layout& la
   const Groups& w = args.weights;
   const int width = UnitForm(layout.bits).width;
   const auto kernels = width == 2 ? units_kernels_2() : units_kernels_4();
+  const bool ordered = args.workspace.partial != nullptr;
   const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const UnitsKernel& k) {
-    return plan.math == Math::dot && k.inputs == args.input_bits && k.warps == plan.warps &&
+    return k.ordered == ordered && plan.math == Math::dot && k.inputs == args.input_bits && k.warps == plan.warps &&
            k.resident == plan.resident;
   });
   if (kernel == kernels.end())
@@ -38,9 +39,11 @@ void launch_units(const Device& device, Stream& stream, const layout::Layout& la
   p.inputs = {args.x, args.up, args.norms, args.threshold, int(w.K)};
   p.records = w.chunks, p.quads = w.quads, p.quad_of = w.quad_of;
   p.record_count = uint32_t(w.count), p.quad_count = uint32_t(w.quad_count);
+  const auto warps = uint32_t(plan.blocks * plan.warps);
+  p.of_warp = p.record_count / warps, p.larger = p.record_count % warps;
   p.slices = plan.split == Split::slice;
   p.y = args.y, p.zero = args.zero, p.zero_quads = unsigned(args.zero_count / 4);
-  p.start = args.workspace.start, p.adds = args.workspace.partial == nullptr;
+  p.start = args.workspace.start;
   const int64_t shared = ((w.K + kUnit - 1) / kUnit + 1) * StagedPlaces::kBytes;
   if (shared > 48 * 1024)
     check_cuda(cudaFuncSetAttribute(kernel->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));

@@ -59,8 +59,8 @@ int64_t laid_out_bytes(const PreparedGroups& w);
 enum class Split : uint8_t {
   stream,  // stream-K: every block has as many chunks as every other, across the ends of panels; of records too, but
            // for those of a quad, and every warp of a block as many as every other
-  slice,  // slice-K: every panel has the same number of blocks, which share its chunks; blocks and warps have the same
-          // number of quads
+  slice,   // slice-K: every panel has the same number of blocks, which share its chunks; blocks and warps have the same
+           // number of quads
 };
 enum class Math : uint8_t {
   mma,  // tensor cores
@@ -111,14 +111,14 @@ GroupsPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, 
 /// Bytes of Workspace::partial for any plan of `blocks` blocks.
 int64_t groups_partial_bytes(const Groups& weights, int64_t blocks);
 
-/// The product. Inputs are rounded to f16 after a multiplication with a power of two that brings the largest of those
-/// that a block reads of a panel to [2^14, 2^15): each is off by 2^-11 of itself, or 2^-33 of that largest. Products
-/// and the sums of a group are f32. Sums over the groups of a row are integers, 2^30 for PreparedGroups::bound times
-/// 2^15: whatever the order in which they come, a block's sum is the same bits. Blocks' sums are f32, in the order of
-/// the inputs with a workspace, as they end without one. Where an input that a block reads for a panel, or a weight, is
-/// not finite, the panel's outputs are not a number. Units: inputs are rounded to 2^-16 of the largest of their 16
-/// (those of less than 1e-30 to zeros), a unit's sum is exact, sums of units are f32, in an order that the launch alone
-/// decides, with or without a workspace; an output is not a number where an input that its row keeps is not finite. On
+/// The product. Chunks: inputs are rounded to f16 after a multiplication with a power of two that brings the largest of
+/// those that a block reads of a panel to [2^14, 2^15): each is off by 2^-11 of itself, or 2^-33 of that largest.
+/// Products and the sums of a group are f32. Sums over the groups of a row are integers, 2^30 for
+/// PreparedGroups::bound times 2^15: whatever the order in which they come, a block's sum is the same bits. Where an
+/// input that a block reads for a panel, or a weight, is not finite, the panel's outputs are not a number.
+/// Units: inputs are rounded to 2^-16 of the largest of their 16 (those of less than 1e-30 to zeros), a unit's sum is
+/// exact, sums of units are f32. An output is not a number where an input or a weight that its row keeps is not finite.
+/// With a workspace sums come in an order that the launch decides alone; without one blocks add to y as they end. On
 /// compute capability 9.0 the launch may begin before the one before it in the stream has ended; it waits for it before
 /// it reads x or writes anything. Throws Error for a plan that no kernel has.
 void launch_groups(const Device& device, Stream& stream, const layout::Layout& layout, const GroupsPlan& plan,

@@ -3,15 +3,17 @@
 //
 // Inputs become integers: the 16 of a place have a scale that makes the largest 32767 (8-bit inputs: 127). A code is a
 // byte, an integer its high byte and its low one, so that four products are one instruction (dp4a) for each; a unit's
-// sum is exact. A lane keeps the f32 sum of its row's units; eight lanes add theirs at a quad's end. A block has whole
-// quads, its warps equally many of its records; sums of quads that warps share are added in their order. All sums of an
-// output are one block's: the order does not depend on anything but the launch.
+// sum is exact. A lane keeps the f32 sum of its row's units; eight lanes add theirs at a quad's end. Every warp of the
+// launch has as many records as every other, and adds what it has of a quad to its outputs. In a fixed order a block
+// has whole quads instead, of which its warps have equally many records, and the sums of a quad that warps share are
+// added in their order.
 #pragma once
 
 #include <cuda_fp16.h>
 
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 #include "kernels/cuda/groups.h"
 #include "kernels/cuda/inputs.cuh"
@@ -27,10 +29,10 @@ struct UnitsParams {
   const Quad* quads;
   const uint32_t* quad_of;
   uint32_t record_count, quad_count;
-  bool slices;  // blocks and warps have equally many quads, however long
+  uint32_t of_warp, larger;  // records of a warp; so many warps have one more
+  bool slices;               // blocks and warps have equally many quads, however long
   float *y, *zero;
-  const float* start;
-  bool adds;  // results are added to y
+  const float* start;  // of a fixed order
   unsigned zero_quads;
 };
 
@@ -132,123 +134,145 @@ struct StagedPlaces {
   }
 };
 
-/// Sums of a quad that a warp has a part of: those of its first quad, which an earlier warp begins, and those of its
-/// last, which a later one ends.
+__device__ __forceinline__ Quad load_quad(const UnitsParams& p, uint32_t quad) {
+  const uint4 v = __ldg(reinterpret_cast<const uint4*>(p.quads) + quad);
+  return {v.x, v.y, v.z, v.w};
+}
+__device__ __forceinline__ int64_t output_of(const Quad& quad, int row) {
+  return int64_t(quad.panel) * kPanelRows + (quad.rows >> (8 * row) & 0xffu);
+}
+
+/// Records of a warp or block.
+struct RecordRange {
+  uint32_t begin, end;
+};
+
+/// Of the warp, where blocks have whole quads.
+template <int kWarps>
+__device__ __forceinline__ RecordRange records_of_whole_quads(const UnitsParams& p, uint32_t warp) {
+  const auto first_of = [&](uint32_t q) { return q < p.quad_count ? __ldg(&p.quads[q].first) : p.record_count; };
+  // The first quad that begins at a share of the records, or of the quads, or later.
+  const auto quad_at = [&](uint32_t block) {
+    if (p.slices) return uint32_t(uint64_t(p.quad_count) * block / gridDim.x);
+    const auto record = uint32_t(uint64_t(p.record_count) * block / gridDim.x);
+    if (record >= p.record_count) return p.quad_count;
+    const uint32_t q = __ldg(p.quad_of + record);
+    return first_of(q) < record ? q + 1 : q;
+  };
+  const uint32_t begin = quad_at(blockIdx.x), end = quad_at(blockIdx.x + 1);
+  if (p.slices)
+    return {first_of(begin + (end - begin) * warp / kWarps), first_of(begin + (end - begin) * (warp + 1) / kWarps)};
+  const uint32_t first = first_of(begin), records = first_of(end) - first;
+  return {first + records * warp / kWarps, first + records * (warp + 1) / kWarps};
+}
+
+/// Sums of quads that warps share: of each warp's first quad, where an earlier one begins it, and of its last, where a
+/// later one ends it.
 template <int kWarps>
 struct SharedSums {
   float first[kWarps][kQuadRows], last[kWarps][kQuadRows];
   uint32_t first_quad[kWarps], last_quad[kWarps];  // ~0: none
   bool goes_on[kWarps];                            // the first quad does not end in the warp
+
+  /// Outputs of the quads that the block's warps share. All threads, after a barrier.
+  template <class Store>
+  __device__ __forceinline__ void add_up(const Store& store) const {
+    const uint32_t w = threadIdx.x / kQuadRows;
+    if (w >= kWarps || last_quad[w] == ~0u) return;
+    const int row = int(threadIdx.x) % kQuadRows;
+    float sum = last[w][row];
+    for (uint32_t next = w + 1; next < kWarps; ++next) {
+      if (first_quad[next] == ~0u) continue;  // it has no records
+      sum += first[next][row];
+      if (!goes_on[next]) break;
+    }
+    store(last_quad[w], row, sum);
+  }
 };
 
-__device__ __forceinline__ void store_output(const UnitsParams& p, const Quad& quad, int row, float sum) {
-  const int64_t n = int64_t(quad.panel) * kPanelRows + (quad.rows >> (8 * row) & 0xffu);
-  if (p.adds)
-    atomicAdd(p.y + n, sum);  // no other block adds to it
-  else
-    p.y[n] = sum + (p.start == nullptr ? 0.0f : __ldg(p.start + n));
-}
-
-/// Records of a block or warp.
-struct RecordRange {
-  uint32_t begin, end;
-};
-
-template <int kBits, bool kInt8, int kWarps, int kResident>
+template <int kBits, bool kInt8, bool kOrdered, int kWarps, int kResident>
 __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
     multiply_units(const __grid_constant__ UnitsParams p) {
   constexpr UnitForm kForm = LaneUnits<kBits>::kForm;
   constexpr int kAhead = 4;  // records of a warp on their way
-  __shared__ SharedSums<kWarps> shared;
+  struct Nothing {};
+  __shared__ std::conditional_t<kOrdered, SharedSums<kWarps>, Nothing> shared;
   const int places = (p.inputs.K + kUnit - 1) / kUnit;
   StagedPlaces staged(dynamic_shared<uint4>(), places + 1);
   const int lane = int(threadIdx.x) % 32;
   const uint32_t warp = threadIdx.x / 32;
   launch_dependents();
 
-  const auto first_of = [&](uint32_t quad) {
-    return quad < p.quad_count ? __ldg(&p.quads[quad].first) : p.record_count;
-  };
-  // The first quad that begins at a share of the records, or of the quads, or later.
-  const auto quad_at = [&](uint32_t share, uint32_t shares) {
-    if (p.slices) return uint32_t(uint64_t(p.quad_count) * share / shares);
-    const auto record = uint32_t(uint64_t(p.record_count) * share / shares);
-    if (record >= p.record_count) return p.quad_count;
-    const uint32_t quad = __ldg(p.quad_of + record);
-    return first_of(quad) < record ? quad + 1 : quad;
-  };
-  const uint32_t quad_begin = quad_at(blockIdx.x, gridDim.x), quad_end = quad_at(blockIdx.x + 1, gridDim.x);
   RecordRange mine;
-  if (p.slices) {
-    const uint32_t quads = quad_end - quad_begin;
-    mine = {first_of(quad_begin + quads * warp / kWarps), first_of(quad_begin + quads * (warp + 1) / kWarps)};
+  if (kOrdered || p.slices) {
+    mine = records_of_whole_quads<kWarps>(p, warp);
   } else {
-    const RecordRange block = {first_of(quad_begin), first_of(quad_end)};
-    const uint32_t records = block.end - block.begin;
-    mine = {block.begin + records * warp / kWarps, block.begin + records * (warp + 1) / kWarps};
+    const uint32_t w = blockIdx.x * kWarps + warp;
+    mine.begin = p.of_warp * w + min(w, p.larger);
+    mine.end = mine.begin + p.of_warp + (w < p.larger ? 1 : 0);
   }
   const auto at = [&](uint32_t record) { return p.records + size_t(record) * kForm.bytes; };
   LaneUnits<kBits> ring[kAhead];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i)  // weights do not depend on earlier kernels
     if (mine.begin + i < mine.end) ring[i].load(at(mine.begin + i), lane);
-  uint32_t q = mine.begin < mine.end ? __ldg(p.quad_of + mine.begin) : 0;
-  Quad quad = p.quads[q];
-  if (lane == 0) shared.first_quad[warp] = shared.last_quad[warp] = ~0u;
+  uint32_t q = 0;
+  Quad quad{};
+  if (mine.begin < mine.end) {
+    q = __ldg(p.quad_of + mine.begin);
+    quad = load_quad(p, q);
+  }
+  if constexpr (kOrdered)
+    if (lane == 0) shared.first_quad[warp] = shared.last_quad[warp] = ~0u;
 
   wait_for_predecessors();
   staged.stage<kInt8>(p.inputs, places);
   __syncthreads();
 
   float sum = 0;
+  const auto store = [&](const Quad& of, int row, float v) {
+    const int64_t n = output_of(of, row);
+    p.y[n] = v + (p.start == nullptr ? 0.0f : __ldg(p.start + n));
+  };
   const auto finish_quad = [&](bool ends) {
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     sum += __shfl_xor_sync(~0u, sum, 4);
-    const bool begins = quad.first >= mine.begin;
-    if (lane % kRowLanes == 0) {
-      const int row = lane / kRowLanes;
-      if (begins && ends)
-        store_output(p, quad, row, sum);
-      else
-        (begins ? shared.last : shared.first)[warp][row] = sum;
-    }
-    if (lane == 0 && !(begins && ends)) {
-      (begins ? shared.last_quad : shared.first_quad)[warp] = q;
-      if (!begins) shared.goes_on[warp] = !ends;
+    const int row = lane / kRowLanes;
+    if constexpr (kOrdered) {
+      const bool begins = quad.first >= mine.begin;
+      if (lane % kRowLanes == 0) {
+        if (begins && ends)
+          store(quad, row, sum);
+        else
+          (begins ? shared.last : shared.first)[warp][row] = sum;
+      }
+      if (lane == 0 && !(begins && ends)) {
+        (begins ? shared.last_quad : shared.first_quad)[warp] = q;
+        if (!begins) shared.goes_on[warp] = !ends;
+      }
+    } else if (lane % kRowLanes == 0) {
+      atomicAdd(p.y + output_of(quad, row), sum);
     }
     sum = 0;
   };
   for (uint32_t base = mine.begin; base < mine.end; base += kAhead) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const uint32_t record = base + i;
-      if (record >= mine.end) break;
+      const uint32_t next = base + i + 1;
+      if (next > mine.end) break;
 #pragma unroll
       for (int unit = 0; unit < kLaneUnits; ++unit) staged.add<kBits, kInt8>(ring[i], unit, sum);
-      if (record + kAhead < mine.end) ring[i].load(at(record + kAhead), lane);
-      if (record + 1 == quad.end) {
-        finish_quad(true);
-        if (record + 1 < mine.end) quad = p.quads[++q];
-      } else if (record + 1 == mine.end) {
-        finish_quad(false);
+      if (next + kAhead <= mine.end) ring[i].load(at(next + kAhead - 1), lane);
+      if (next == min(quad.end, mine.end)) {
+        finish_quad(next == quad.end);
+        if (next < mine.end) quad = load_quad(p, ++q);
       }
     }
   }
-  __syncthreads();
-  // The warp that begins a quad adds what later ones have of it.
-  if (const uint32_t w = threadIdx.x / kQuadRows; w < kWarps) {
-    const int row = int(threadIdx.x) % kQuadRows;
-    if (const uint32_t open = shared.last_quad[w]; open != ~0u) {
-      float all = shared.last[w][row];
-      for (uint32_t next = w + 1; next < kWarps && (shared.first_quad[next] == open || shared.first_quad[next] == ~0u);
-           ++next) {
-        if (shared.first_quad[next] == ~0u) continue;  // it has no records
-        all += shared.first[next][row];
-        if (!shared.goes_on[next]) break;
-      }
-      store_output(p, p.quads[open], row, all);
-    }
+  if constexpr (kOrdered) {
+    __syncthreads();
+    shared.add_up([&](uint32_t of, int row, float v) { store(load_quad(p, of), row, v); });
   }
   for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < p.zero_quads; i += gridDim.x * blockDim.x)
     reinterpret_cast<float4*>(p.zero)[i] = make_float4(0, 0, 0, 0);
@@ -258,6 +282,7 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
 struct UnitsKernel {
   int width;
   InputBits inputs;
+  bool ordered;  // a fixed order of sums
   int warps, resident;
   void (*kernel)(UnitsParams);
 };
@@ -265,10 +290,11 @@ struct UnitsKernel {
 std::span<const UnitsKernel> units_kernels_2();
 std::span<const UnitsKernel> units_kernels_4();
 
-template <int kBits, bool kInt8, int kWarps, int kResident>
+template <int kBits, bool kInt8, bool kOrdered, int kWarps, int kResident>
 constexpr UnitsKernel units_kernel() {
-  return {kBits, kInt8 ? InputBits::int8 : InputBits::half, kWarps, kResident,
-          multiply_units<kBits, kInt8, kWarps, kResident>};
+  return {kBits,     kInt8 ? InputBits::int8 : InputBits::half,
+          kOrdered,  kWarps,
+          kResident, multiply_units<kBits, kInt8, kOrdered, kWarps, kResident>};
 }
 
 }  // namespace lacuna::cuda
