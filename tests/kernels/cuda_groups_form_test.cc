@@ -147,8 +147,6 @@ std::vector<float> decode_units(const PreparedGroups& w, double& at_its_place) {
   for (size_t q = 0; q < w.quads.size(); ++q) {
     const cuda::Quad& quad = w.quads[q];
     EXPECT_EQ(quad.first, q == 0 ? 0 : w.quads[q - 1].end);
-    EXPECT_GE(q, w.start[quad.panel]);
-    EXPECT_LT(q, w.start[quad.panel + 1]);
     for (uint32_t r = quad.first; r < quad.end; ++r) {
       EXPECT_EQ(w.quad_of[r], q);
       const std::byte* const record = w.chunks.data() + int64_t{r} * form.bytes;
@@ -156,7 +154,12 @@ std::vector<float> decode_units(const PreparedGroups& w, double& at_its_place) {
         for (int which = 0; which < cuda::kLaneUnits; ++which) {
           const int at = lane * cuda::kLaneUnits + which;
           const auto index = read<uint16_t>(record + form.index_at + 2 * at);
-          const int64_t place = index & 4095, n = quad.panel * cuda::kPanelRows + (quad.rows >> (lane / 8 * 8) & 255);
+          const auto output = read<uint32_t>(record + form.output_at + 4 * (lane / 8));
+          EXPECT_EQ((output & cuda::kQuadBegins) != 0, r == quad.first);
+          EXPECT_EQ((output & cuda::kQuadEnds) != 0, r + 1 == quad.end);
+          const int64_t place = index & 4095, n = output & cuda::kOutput;
+          EXPECT_GE(q, w.start[size_t(n / cuda::kPanelRows)]);
+          EXPECT_LT(q, w.start[size_t(n / cuda::kPanelRows) + 1]);
           if (place == places) continue;
           ++units;
           placed += place % 8 == lane % 8;
@@ -199,14 +202,14 @@ TEST(CudaUnitsForm, HoldsTheWeights) {
   }
 }
 
-// 8 bytes of codes, 2 of scale, 2 of place and zero a unit. Rows differ in length, and four have the records of the
-// longest. Of 128 units 16 are of a class in the mean, with a deviation of 2.6: some ten in a hundred have no room in
-// their own lane.
+// 8 bytes of codes, 2 of scale, 2 of place and zero a unit, a quarter for the rows. Rows differ in length, and four
+// have the records of the longest. Of 128 units 16 are of a class in the mean, with a deviation of 2.6: some ten in a
+// hundred have no room in their own lane.
 TEST(CudaUnitsForm, TakesLittleMoreThanTheWeights) {
   const test::GroupedWeight w = test::grouped_weight(Id::gs4, 512, 4096, 1, {.group_size = 16, .sparsity = 0.5});
   const WeightView view = view_of(w);
   const PreparedGroups prepared = cuda::prepare_groups({&view, 1}, test::pool());
-  EXPECT_LE(double(prepared.bytes()), 12.0 * double(w.params.kept_groups) * 1.1);
+  EXPECT_LE(double(prepared.bytes()), 12.25 * double(w.params.kept_groups) * 1.1);
   double at_its_place = 0;
   decode_units(prepared, at_its_place);
   EXPECT_GE(at_its_place, 0.85);

@@ -34,7 +34,7 @@ void launch_gemm_weights(const Device& device, Stream& stream, const layout::Lay
   if (to.rows <= 0) return;
   GemmGroups p{};
   p.chunks = weights.chunks, p.start = weights.start + first / kPanelRows;
-  p.quads = weights.quads, p.quad_of = weights.quad_of;
+  p.quads = weights.quads;
   p.rows = int(to.rows), p.K = int(weights.K), p.tiles_of_row = int(tiles_of_row(weights.K));
   p.scale = to.scale, p.tiles = to.tiles;
   p.zero_quads = operand_bytes(to.rows, weights.K) / 16;

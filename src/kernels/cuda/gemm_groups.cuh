@@ -14,7 +14,6 @@ struct GemmGroups {
   const std::byte* chunks;
   const uint32_t* start;  // of the first panel
   const Quad* quads;      // of units
-  const uint32_t* quad_of;
   int rows, K, tiles_of_row;
   const float* scale;  // [rows]
   std::byte* tiles;
@@ -98,8 +97,7 @@ __global__ void __launch_bounds__(kGemmGroupWarps * 32) write_units(const __grid
   for (uint32_t c = begin + blockIdx.x * kGemmGroupWarps + uint32_t(warp); c < end; c += step) {
     Units units;
     units.load(p.chunks + size_t(c) * Units::kForm.bytes, lane);
-    const uint32_t rows = __ldg(&p.quads[__ldg(p.quad_of + c)].rows);
-    const int n = panel * kPanelRows + int(rows >> (8 * (lane / kRowLanes)) & 0xffu);
+    const int n = panel * kPanelRows + int(units.output % kPanelRows);
     if (n >= p.rows) continue;
     const float inverse = inverse_of(__ldg(p.scale + n));
 #pragma unroll

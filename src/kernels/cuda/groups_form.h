@@ -66,11 +66,9 @@ struct GroupForm {
   constexpr int together() const { return words < 4 ? words : 4; }
 };
 
-/// Four rows of a panel and their records (units_form.h).
+/// Records of four rows of a panel (units_form.h): one at least.
 struct Quad {
-  uint32_t first = 0, end = 0;  // records; one at least
-  uint32_t rows = 0;            // in the panel, a byte each
-  uint32_t panel = 0;
+  uint32_t first = 0, end = 0;
 };
 
 /// How weights are prepared: as this header says, or as units_form.h does, for a kernel that is faster.

@@ -43,7 +43,7 @@ struct LaneUnits {
   static constexpr int kWords = kForm.words;
 
   uint32_t code[kLaneUnits * kWords];
-  uint32_t scale, index;
+  uint32_t scale, index, output;
 
   __device__ __forceinline__ void load(const std::byte* record, int lane) {
     if constexpr (kWords == 2) {
@@ -55,6 +55,7 @@ struct LaneUnits {
     }
     scale = load_stream(reinterpret_cast<const uint32_t*>(record + kForm.scale_at) + lane);
     index = load_stream(reinterpret_cast<const uint32_t*>(record + kForm.index_at) + lane);
+    output = load_stream(reinterpret_cast<const uint32_t*>(record + kForm.output_at) + lane / kRowLanes);
   }
   /// Codes 4 i to 4 i + 3 of a unit as bytes.
   __device__ __forceinline__ uint32_t bytes(int unit, int i) const {
@@ -134,14 +135,6 @@ struct StagedPlaces {
   }
 };
 
-__device__ __forceinline__ Quad load_quad(const UnitsParams& p, uint32_t quad) {
-  const uint4 v = __ldg(reinterpret_cast<const uint4*>(p.quads) + quad);
-  return {v.x, v.y, v.z, v.w};
-}
-__device__ __forceinline__ int64_t output_of(const Quad& quad, int row) {
-  return int64_t(quad.panel) * kPanelRows + (quad.rows >> (8 * row) & 0xffu);
-}
-
 /// Records of a warp or block.
 struct RecordRange {
   uint32_t begin, end;
@@ -170,23 +163,25 @@ __device__ __forceinline__ RecordRange records_of_whole_quads(const UnitsParams&
 /// later one ends it.
 template <int kWarps>
 struct SharedSums {
+  enum State : uint8_t { none, goes_on, ends };
   float first[kWarps][kQuadRows], last[kWarps][kQuadRows];
-  uint32_t first_quad[kWarps], last_quad[kWarps];  // ~0: none
-  bool goes_on[kWarps];                            // the first quad does not end in the warp
+  uint32_t output[kWarps][kQuadRows];  // of the last
+  State first_is[kWarps];
+  bool has_last[kWarps];
 
   /// Outputs of the quads that the block's warps share. All threads, after a barrier.
   template <class Store>
   __device__ __forceinline__ void add_up(const Store& store) const {
     const uint32_t w = threadIdx.x / kQuadRows;
-    if (w >= kWarps || last_quad[w] == ~0u) return;
+    if (w >= kWarps || !has_last[w]) return;
     const int row = int(threadIdx.x) % kQuadRows;
     float sum = last[w][row];
     for (uint32_t next = w + 1; next < kWarps; ++next) {
-      if (first_quad[next] == ~0u) continue;  // it has no records
+      if (first_is[next] == none) continue;  // it has no records
       sum += first[next][row];
-      if (!goes_on[next]) break;
+      if (first_is[next] == ends) break;
     }
-    store(last_quad[w], row, sum);
+    store(output[w][row], sum);
   }
 };
 
@@ -216,43 +211,38 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
 #pragma unroll
   for (int i = 0; i < kAhead; ++i)  // weights do not depend on earlier kernels
     if (mine.begin + i < mine.end) ring[i].load(at(mine.begin + i), lane);
-  uint32_t q = 0;
-  Quad quad{};
-  if (mine.begin < mine.end) {
-    q = __ldg(p.quad_of + mine.begin);
-    quad = load_quad(p, q);
-  }
   if constexpr (kOrdered)
-    if (lane == 0) shared.first_quad[warp] = shared.last_quad[warp] = ~0u;
+    if (lane == 0) shared.first_is[warp] = SharedSums<kWarps>::none, shared.has_last[warp] = false;
 
   wait_for_predecessors();
   staged.stage<kInt8>(p.inputs, places);
   __syncthreads();
 
   float sum = 0;
-  const auto store = [&](const Quad& of, int row, float v) {
-    const int64_t n = output_of(of, row);
-    p.y[n] = v + (p.start == nullptr ? 0.0f : __ldg(p.start + n));
+  bool begins = false;  // the quad, in this warp
+  const auto store = [&](uint32_t output, float v) {
+    p.y[output] = v + (p.start == nullptr ? 0.0f : __ldg(p.start + output));
   };
-  const auto finish_quad = [&](bool ends) {
+  const auto finish_quad = [&](uint32_t output, bool ends) {
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     sum += __shfl_xor_sync(~0u, sum, 4);
-    const int row = lane / kRowLanes;
+    output &= kOutput;
     if constexpr (kOrdered) {
-      const bool begins = quad.first >= mine.begin;
+      using Sums = SharedSums<kWarps>;
       if (lane % kRowLanes == 0) {
+        const int row = lane / kRowLanes;
         if (begins && ends)
-          store(quad, row, sum);
+          store(output, sum);
+        else if (begins)
+          shared.last[warp][row] = sum, shared.output[warp][row] = output;
         else
-          (begins ? shared.last : shared.first)[warp][row] = sum;
+          shared.first[warp][row] = sum;
       }
-      if (lane == 0 && !(begins && ends)) {
-        (begins ? shared.last_quad : shared.first_quad)[warp] = q;
-        if (!begins) shared.goes_on[warp] = !ends;
-      }
+      if (lane == 0 && begins && !ends) shared.has_last[warp] = true;
+      if (lane == 0 && !begins) shared.first_is[warp] = ends ? Sums::ends : Sums::goes_on;
     } else if (lane % kRowLanes == 0) {
-      atomicAdd(p.y + output_of(quad, row), sum);
+      atomicAdd(p.y + output, sum);
     }
     sum = 0;
   };
@@ -261,18 +251,17 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
     for (int i = 0; i < kAhead; ++i) {
       const uint32_t next = base + i + 1;
       if (next > mine.end) break;
+      const uint32_t output = ring[i].output;
+      if (kOrdered && (output & kQuadBegins) != 0) begins = true;
 #pragma unroll
       for (int unit = 0; unit < kLaneUnits; ++unit) staged.add<kBits, kInt8>(ring[i], unit, sum);
       if (next + kAhead <= mine.end) ring[i].load(at(next + kAhead - 1), lane);
-      if (next == min(quad.end, mine.end)) {
-        finish_quad(next == quad.end);
-        if (next < mine.end) quad = load_quad(p, ++q);
-      }
+      if ((output & kQuadEnds) != 0 || next == mine.end) finish_quad(output, (output & kQuadEnds) != 0);
     }
   }
   if constexpr (kOrdered) {
     __syncthreads();
-    shared.add_up([&](uint32_t of, int row, float v) { store(load_quad(p, of), row, v); });
+    shared.add_up(store);
   }
   for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < p.zero_quads; i += gridDim.x * blockDim.x)
     reinterpret_cast<float4*>(p.zero)[i] = make_float4(0, 0, 0, 0);

@@ -93,11 +93,19 @@ class UnitWriter {
   UnitForm form_;
 };
 
-void write_quad(const UnitWriter& writer, const UnitForm& form, std::span<const Row> rows, int64_t records,
-                int64_t places, std::byte* to) {
+/// Rows `first` to `first` + 3 of a panel's; those that are not there have outputs beyond the part's. outputs: before
+/// the panel.
+void write_quad(const UnitWriter& writer, const UnitForm& form, std::span<const Row> rows, int64_t outputs,
+                int64_t first, int64_t records, int64_t places, std::byte* to) {
   for (int r = 0; r < kQuadRows; ++r) {
     std::array<std::vector<Unit>, kRowLanes> lanes;
-    if (size_t(r) < rows.size()) lanes = deal_units(rows[size_t(r)].units, size_t(records * kLaneUnits));
+    const bool is_there = size_t(r) < rows.size();
+    if (is_there) lanes = deal_units(rows[size_t(r)].units, size_t(records * kLaneUnits));
+    const int64_t row = is_there ? rows[size_t(r)].n % kPanelRows : first + r;
+    for (int64_t i = 0; i < records; ++i) {
+      const uint32_t output = uint32_t(outputs + row) | (i == 0 ? kQuadBegins : 0) | (i + 1 == records ? kQuadEnds : 0);
+      std::memcpy(to + i * form.bytes + form.output_at + 4 * r, &output, 4);
+    }
     for (int j = 0; j < kRowLanes; ++j)
       for (int64_t i = 0; i < records * kLaneUnits; ++i) {
         std::byte* const record = to + i / kLaneUnits * form.bytes;
@@ -142,12 +150,7 @@ void prepare_units(std::span<const kernels::WeightView> parts, ThreadPool& pool,
   std::vector<std::vector<Quad>> of_panel(static_cast<size_t>(out.panels));
   each_panel([&](size_t, int64_t panel, const std::vector<Row>& rows) {
     for (size_t r = 0; r < rows.size(); r += kQuadRows) {
-      Quad quad{0, uint32_t(records_of(rows[r])), 0, uint32_t(panel)};
-      for (size_t i = r; i < r + kQuadRows; ++i) {  // rows that are not there have outputs beyond the part's
-        const int64_t row = i < rows.size() ? rows[i].n % kPanelRows : int64_t(i);
-        quad.rows |= uint32_t(row) << (8 * (i - r));
-      }
-      of_panel[size_t(panel)].push_back(quad);
+      of_panel[size_t(panel)].push_back({0, uint32_t(records_of(rows[r]))});
     }
   });
   int64_t records = 0;
@@ -170,7 +173,8 @@ void prepare_units(std::span<const kernels::WeightView> parts, ThreadPool& pool,
     for (size_t r = 0; r < rows.size(); r += kQuadRows) {
       const Quad& quad = out.quads[out.start[size_t(panel)] + r / kQuadRows];
       write_quad(writer, form, std::span(rows).subspan(r, std::min<size_t>(kQuadRows, rows.size() - r)),
-                 quad.end - quad.first, places, out.chunks.data() + int64_t{quad.first} * form.bytes);
+                 panel * kPanelRows, int64_t(r), quad.end - quad.first, places,
+                 out.chunks.data() + int64_t{quad.first} * form.bytes);
     }
   });
 }

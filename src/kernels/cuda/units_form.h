@@ -11,6 +11,8 @@
 //          ... of the word's 32 / kWidth
 //   scale  f16[32][2]
 //   index  u16[32][2]: bits 0 to 11 the place, 12 to 15 the zero
+//   output u32[4]: bits 0 to 29 of each row the output, 256 times the panel and the row in it; bit 30 the quad begins
+//          with this record, bit 31 it ends with it
 #pragma once
 
 #include <cstddef>
@@ -24,17 +26,20 @@ inline constexpr int kUnit = 16, kQuadRows = 4, kRowLanes = 8, kLaneUnits = 2;
 inline constexpr int kRecordUnits = kRowLanes * kLaneUnits;  // of each row
 inline constexpr int kMostPlaces = 4095;                     // so that the place after them has a number too
 
+inline constexpr uint32_t kOutput = (1u << 30) - 1, kQuadBegins = 1u << 30, kQuadEnds = 1u << 31;
+
 /// Sizes of a record.
 struct UnitForm {
   int bits = 0;
   int width = 0;  // bits of a code here
   int words = 0;  // of a unit's codes
-  int scale_at = 0, index_at = 0, bytes = 0;
+  int scale_at = 0, index_at = 0, output_at = 0, bytes = 0;
 
   constexpr explicit UnitForm(int b)
       : bits(b), width(b == 3 ? 4 : b), words(width / 2), scale_at(32 * kLaneUnits * words * 4) {
     index_at = scale_at + 32 * kLaneUnits * 2;
-    bytes = index_at + 32 * kLaneUnits * 2;
+    output_at = index_at + 32 * kLaneUnits * 2;
+    bytes = output_at + kQuadRows * 4;
   }
 };
 
