@@ -65,8 +65,12 @@ racecheck_decoder() {
 
 run "GPU tests" "$tests" '--gtest_filter=*Cuda*'
 run "GPU tests of the decoder" "$folder/model_test" '--gtest_filter=CudaDecoder*'
-# Tensor parallelism: needs NCCL (libnccl.so.2 of the Python package nvidia-nccl-cu13, in the folder LACUNA_NCCL).
+# Tensor parallelism: needs NCCL (libnccl.so.2 of the Python package nvidia-nccl-cu13), from the folder LACUNA_NCCL or from Python.
 if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then
+  if [ -z "${LACUNA_NCCL:-}" ]; then
+    LACUNA_NCCL=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0] + "/lib")' 2>/dev/null || true)
+    export LACUNA_NCCL
+  fi
   run "tests of two devices" "$folder/model_test" '--gtest_filter=TwoDevices*'
 else
   printf 'SKIPPED: tests of two devices, this machine has one\n'
