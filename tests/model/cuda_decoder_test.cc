@@ -969,7 +969,9 @@ TEST_F(CudaDecoderTest, TwoShardsGiveTheLogitsOfOne) {
         EXPECT_GT(worst, 0);  // the sums are in another order
         EXPECT_NEAR(double(two->weight_bytes()), double(one->weight_bytes()), 0.05 * double(one->weight_bytes()));
         EXPECT_THAT(two->explain(), HasSubstr("2 shards, one device; the first has 4 of 8 heads and "));
-        if (c.limit < 0.03) EXPECT_EQ(followed(*two), followed(*one));
+        if (c.limit < 0.03) {
+          EXPECT_EQ(followed(*two), followed(*one));
+        }
       }
     }
   }
