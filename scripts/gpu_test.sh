@@ -65,6 +65,16 @@ racecheck_decoder() {
 
 run "GPU tests" "$tests" '--gtest_filter=*Cuda*'
 run "GPU tests of the decoder" "$folder/model_test" '--gtest_filter=CudaDecoder*'
+# Tensor parallelism: needs NCCL (libnccl.so.2 of the Python package nvidia-nccl-cu13), from the folder LACUNA_NCCL or from Python.
+if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then
+  if [ -z "${LACUNA_NCCL:-}" ]; then
+    LACUNA_NCCL=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0] + "/lib")' 2>/dev/null || true)
+    export LACUNA_NCCL
+  fi
+  run "tests of two devices" "$folder/model_test" '--gtest_filter=TwoDevices*'
+else
+  printf 'SKIPPED: tests of two devices, this machine has one\n'
+fi
 # The compressor runs on a GPU with a PyTorch that is made for CUDA.
 if [ -x "$folder/solver_test" ] && [ -x "$folder/compress_test" ] && ldd "$folder/solver_test" | grep -q libtorch_cuda; then
   compressor_runs=1
@@ -83,12 +93,12 @@ fi
 printf 'Table 2: runs\n'
 ids() { "$folder/lacuna" run tests/fixtures/gguf_models/llama_gqa_rope_llama3.gguf --prompt-ids 1,2,3,4,5,6,7 -n 8 --temp 0 --ignore-eos --json "$@" 2>/dev/null | grep -o '"ids":[^]]*]' || true; }
 expected=$(ids)
-for flags in "" "--gpu-layers 1"; do
+for flags in "" "--gpu-layers 1" "--gpu-split 2"; do
   # shellcheck disable=SC2086
   found=$(ids --device cuda $flags)
   [ -n "$expected" ] && [ "$found" = "$expected" ] || { printf 'error: run --device cuda %s gives %s, the CPU %s\n' "$flags" "$found" "$expected" >&2; exit 1; }
 done
-printf 'run --gpu-layers: the tokens of the CPU\n'
+printf 'run --gpu-layers, --gpu-split: the tokens of the CPU\n'
 # Real models: those that are here, at least one.
 "$folder/eval_test" '--gtest_filter=*CudaModels*' | tee "$log"
 if ! grep -q '^\[       OK \]' "$log"; then

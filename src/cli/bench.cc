@@ -174,6 +174,7 @@ int report_spqt(const Options& options) {
     if (options.profile.deterministic) throw Error("--spqt on cuda adds in any order; leave out --deterministic");
     if (!options.profile.path.empty()) throw Error("--spqt on cuda tunes each product itself; leave out --profile");
     if (options.gpu.layers > 0) throw Error("--spqt runs whole models on the device; leave out --gpu-layers");
+    refuse_split(options.gpu, "--spqt");
   } else {
     check_common(options);
   }

@@ -74,6 +74,27 @@ void add_gpu(CLI::App& command, GpuFlags& flags) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->type_name("N")
       ->group("CUDA");
+  command
+      .add_option(
+          "--gpus", flags.count,
+          "split every layer over N devices of one kind, from --gpu on: heads and feed-forward values are shared "
+          "out, two exchanges a layer (tensor parallelism; needs NCCL)")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str()
+      ->type_name("N")
+      ->group("CUDA");
+  command
+      .add_option(
+          "--gpu-split", flags.shards,
+          "split every layer into N shards, a multiple of --gpus; default: one a device. With --deterministic the "
+          "shards, not the devices, decide the bits")
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
+      ->type_name("N")
+      ->group("CUDA");
+}
+
+void refuse_split(const GpuFlags& flags, std::string_view what) {
+  if (flags.split()) throw Error("{} runs on one device, unsplit; leave out --gpus and --gpu-split", what);
 }
 
 void refuse_given(const CLI::App& command, std::initializer_list<const char*> flags, std::string_view needs) {
@@ -82,7 +103,8 @@ void refuse_given(const CLI::App& command, std::initializer_list<const char*> fl
 }
 
 void check_gpu(const CLI::App& command, const Common& common) {
-  if (common.device != "cuda") refuse_given(command, {"--gpu", "--gpu-memory", "--gpu-layers"}, "--device cuda");
+  if (common.device != "cuda")
+    refuse_given(command, {"--gpu", "--gpu-memory", "--gpu-layers", "--gpus", "--gpu-split"}, "--device cuda");
 }
 
 void print(std::string_view text) {
@@ -244,7 +266,7 @@ io::Checkpoint open_weights(const std::string& path, const Common& common) {
 LoadedModel open_model(const std::string& path, const Common& common) {
   const auto start = std::chrono::steady_clock::now();
   auto pool = std::make_unique<ThreadPool>(common.threads);
-  LoadedModel model{open_weights(path, common), std::nullopt, std::move(pool), nullptr, nullptr, nullptr, 0};
+  LoadedModel model{open_weights(path, common), std::nullopt, std::move(pool), nullptr, nullptr, {}, nullptr, 0};
   if (model.checkpoint.vocabulary().model != Vocabulary::Model::none)
     model.tokenizer.emplace(make_tokenizer(model.checkpoint));
   model.load_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -261,12 +283,16 @@ LoadedModel load_model(const std::string& path, const Common& common, const mode
 
 void open_gpu(LoadedModel& model, const GpuFlags& flags) {
   model.gpu = std::make_unique<cuda::Device>(flags.options());
+  for (int further = 1; further < flags.count; ++further)
+    model.more_gpus.push_back(std::make_unique<cuda::Device>(flags.options(further)));
 }
 
 void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options, bool may_split) {
   const auto start = std::chrono::steady_clock::now();
   try {
-    model.cuda = model::CudaDecoder::load(model.checkpoint, *model.pool, *model.gpu, options);
+    std::vector<cuda::Device*> devices = {model.gpu.get()};
+    for (const auto& gpu : model.more_gpus) devices.push_back(gpu.get());
+    model.cuda = model::CudaDecoder::load(model.checkpoint, *model.pool, devices, options);
   } catch (const cuda::DoesNotFit& error) {
     if (!may_split || error.layers == 0) throw;
     throw Error("{}; {} of its {} layers fit: --gpu-layers {} runs the others on the CPU", error.what(), error.layers,

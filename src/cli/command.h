@@ -43,7 +43,13 @@ struct GpuFlags {
   int index = 0;
   double memory_gib = 0;  // 0: all that is free
   int64_t layers = 0;     // of the model on the device; 0: all
-  cuda::DeviceOptions options() const { return {index, int64_t(memory_gib * double(int64_t{1} << 30))}; }
+  int count = 1;          // devices, from `index` on
+  int64_t shards = 0;     // of each layer; 0: one a device
+  /// Of the device `index` + further.
+  cuda::DeviceOptions options(int further = 0) const {
+    return {index + further, int64_t(memory_gib * double(int64_t{1} << 30))};
+  }
+  bool split() const { return count > 1 || shards > 1; }
 };
 
 /// What a subcommand does once its flags are read; returns the exit code, throws Error.
@@ -124,16 +130,19 @@ struct LoadedModel {
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<model::Decoder> decoder;  // on the CPU, or
   std::unique_ptr<cuda::Device> gpu;
-  std::unique_ptr<model::CudaDecoder> cuda;  // on that device
+  std::vector<std::unique_ptr<cuda::Device>> more_gpus;  // of a model that is split
+  std::unique_ptr<model::CudaDecoder> cuda;              // on those devices
   double load_s = 0;
 
   /// Throws Error when the files have no tokenizer.
   const Tokenizer& need_tokenizer() const;
 };
 LoadedModel load_model(const std::string& path, const Common& common, const model::LoadOptions& options = {});
-/// The same without a decoder; a CUDA device for it, and a decoder there.
+/// The same without a decoder; CUDA devices for it, and a decoder there.
 LoadedModel open_model(const std::string& path, const Common& common);
 void open_gpu(LoadedModel& model, const GpuFlags& flags);
+/// Throws Error for --gpus and --gpu-split where `what` runs on one device.
+void refuse_split(const GpuFlags& flags, std::string_view what);
 /// may_split: the command takes --gpu-layers, which the error names where some layers would fit.
 void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options, bool may_split);
 

@@ -31,10 +31,12 @@ void print_table(const CudaBenchRequest& request, const eval::CudaLinearResult& 
   for (size_t i = 0; i < result.shares.size(); ++i)
     if (const auto& s = result.shares[i])
       print(fmt::format(
-          "{}: {:.4f} ms in linear layers ({:.0f}%), {:.4f} in attention ({:.0f}%), {:.4f} in the rest ({:.0f}%), "
+          "{}: {:.4f} ms in linear layers ({:.0f}%), {:.4f} in attention ({:.0f}%), {:.4f} in the rest ({:.0f}%), {}"
           "each waiting for the one before\n",
           result.rows[i].what, s->linear, 100 * s->linear / s->sum(), s->attention, 100 * s->attention / s->sum(),
-          s->rest, 100 * s->rest / s->sum()));
+          s->rest, 100 * s->rest / s->sum(),
+          s->exchange > 0 ? fmt::format("{:.4f} in exchanges ({:.0f}%), ", s->exchange, 100 * s->exchange / s->sum())
+                          : ""));
   if (const double share = eval::list_share(result); share > 0)
     print(fmt::format("a kernel of its own for each list takes {:.1f}% of the time\n", 100 * share));
 }
@@ -72,8 +74,13 @@ void print_rows(const CudaBenchRequest& request, const eval::CudaLinearResult& r
     if (i < result.shares.size() && result.shares[i])
       out["shares"] = {{"linear_ms", result.shares[i]->linear},
                        {"attention_ms", result.shares[i]->attention},
-                       {"rest_ms", result.shares[i]->rest}};
+                       {"rest_ms", result.shares[i]->rest},
+                       {"exchange_ms", result.shares[i]->exchange}};
     if (request.gpu.layers > 0) out["gpu_layers"] = request.gpu.layers;
+    if (request.gpu.split()) {
+      out["gpus"] = request.gpu.count;
+      out["shards"] = request.gpu.shards > 0 ? request.gpu.shards : request.gpu.count;
+    }
     if (load_s > 0) out["load_s"] = load_s;
     if (row.what.ends_with("list kernels")) out["list_share"] = eval::list_share(result);
     print_json(out);
@@ -106,6 +113,7 @@ void whole_tokens(const CudaBenchRequest& request) {
                      .deterministic = request.profile.deterministic,
                      .plans = plans.plans,
                      .gpu_layers = request.gpu.layers,
+                     .shards = request.gpu.shards,
                      .cpu = on_cpu ? on_cpu->load_options(kernels::Prepare::automatic) : model::LoadOptions{}},
                     !request.tune);
   // The CPU's decoder checks the other one, and finds thresholds for random weights.
@@ -150,6 +158,8 @@ void check_cuda_bench(const CudaBenchRequest& request) {
     throw Error("--tune finds the plans of --what decode; leave out --deterministic and --profile");
   if (request.gpu.layers > 0 && (request.tune || asked(request, "linear")))
     throw Error("--gpu-layers splits whole tokens and prompts of a model; leave out --tune and --what linear");
+  if (request.tune) refuse_split(request.gpu, "--tune");
+  if (asked(request, "linear")) refuse_split(request.gpu, "--what linear");
   if (asked(request, "prefill") && request.sparsity.sparse())
     throw Error("--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear");
   if (asked(request, "linear") && (request.synthetic.empty() || request.tokens != 1))

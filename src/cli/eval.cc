@@ -104,7 +104,8 @@ int eval_tasks(const Options& options) {
   std::optional<model::CpuEngine> cpu;
   if (on_cuda) {
     open_gpu(model, options.gpu);
-    load_cuda_decoder(model, {.context = longest, .gpu_layers = options.gpu.layers}, true);
+    load_cuda_decoder(model, {.context = longest, .gpu_layers = options.gpu.layers, .shards = options.gpu.shards},
+                      true);
     model.cuda->count_inputs(true);
   } else {
     model.decoder = model::Decoder::load(model.checkpoint, *model.pool);

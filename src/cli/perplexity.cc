@@ -84,7 +84,8 @@ int perplexity(Options& options) {
   if (on_cuda) {
     thresholds = select_thresholds(model.checkpoint, options.model, options.sparsity);
     open_gpu(model, options.gpu);
-    load_cuda_decoder(model, {.context = options.ctx, .gpu_layers = options.gpu.layers}, true);
+    load_cuda_decoder(model, {.context = options.ctx, .gpu_layers = options.gpu.layers, .shards = options.gpu.shards},
+                      true);
     model.cuda->count_inputs(true);
     if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, true});
   } else {

@@ -175,6 +175,7 @@ int run(const Options& options) {
                        .deterministic = options.profile.deterministic,
                        .plans = cuda_plans.plans,
                        .gpu_layers = options.gpu.layers,
+                       .shards = options.gpu.shards,
                        .cpu = plans ? plans->load_options(kernels::Prepare::automatic) : model::LoadOptions{}},
                       true);
     if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, false});

@@ -168,7 +168,9 @@ int sweep(const SweepOptions& options) {
   LoadedModel model = on_cuda ? open_model(options.model, options.common) : load_model(options.model, options.common);
   if (on_cuda) {
     open_gpu(model, options.gpu);
-    load_cuda_decoder(model, {.context = options.perplexity.ctx, .gpu_layers = options.gpu.layers}, true);
+    load_cuda_decoder(
+        model, {.context = options.perplexity.ctx, .gpu_layers = options.gpu.layers, .shards = options.gpu.shards},
+        true);
     model.cuda->count_inputs(true);
   }
   const model::ThresholdSet set = load_thresholds(model.checkpoint, options.model, options.sparsity);

@@ -171,6 +171,7 @@ Action add_tune(CLI::App& program) {
       if (given) throw Error("{} is of --device cpu; leave it out with cuda", flag);
     if (options->gpu.layers > 0)
       throw Error("tune finds plans with the whole model on the device; leave out --gpu-layers");
+    refuse_split(options->gpu, "tune");
     return run_cuda_tune({.common = *options,
                           .model = options->model,
                           .output = options->output,

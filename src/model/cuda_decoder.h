@@ -28,13 +28,17 @@ struct CudaDecoderOptions {
   cuda::Plans plans = {};
   /// The last ones run on the device, the others before them on the CPU. 0: all.
   int64_t gpu_layers = 0;
+  /// Every layer is split into so many shards (tensor_split.h), as many on each device; 0: one a device. With sums in a
+  /// fixed order the bits depend on this number, not on how many devices the shards are on.
+  int64_t shards = 0;
   LoadOptions cpu = {};  // of those on the CPU; first_layers, progress and deterministic are set here
 };
 
 /// Milliseconds of a token by what its launches do. Without the overlap of launches of different kinds.
 struct CudaShares {
   double linear = 0, attention = 0, rest = 0;  // rest: embedding, norms, gates, choice of a token
-  double sum() const { return linear + attention + rest; }
+  double exchange = 0;                         // between devices, with the time that they wait for each other
+  double sum() const { return linear + attention + rest + exchange; }
 };
 
 /// What tune() found for one product: times of a whole token with the default plan of this one and with `plan`, the
@@ -50,13 +54,18 @@ struct CudaTuning {
 /// Models with rotary positions, norms before their half blocks and embeddings of the model's own width; weights in any
 /// mix of zigzag and row layouts, embedding and head in row layouts. Eight dense tokens and more run at once, up to
 /// 512, with weights and inputs rounded to f16 (kernels/cuda/gemm.h). The first layers may run on the CPU, as its
-/// decoder runs them: the device waits for them in each token.
+/// decoder runs them: the device waits for them in each token. Or every layer is split over several devices.
 class CudaDecoder final : public Engine {
  public:
   /// Prepares and uploads. Throws Error naming the tensor, the layout or the feature that does not run on CUDA, and,
   /// before anything is uploaded, DoesNotFit where weights, cache and work space do not fit the device, with what they
   /// need and, if any, how many layers would.
   static std::unique_ptr<CudaDecoder> load(const io::Checkpoint& checkpoint, ThreadPool& pool, cuda::Device& device,
+                                           const CudaDecoderOptions& options = {});
+  /// The same over devices of one kind, which outlive the decoder. Throws Error also where the model cannot be split
+  /// so, and where NCCL is not there.
+  static std::unique_ptr<CudaDecoder> load(const io::Checkpoint& checkpoint, ThreadPool& pool,
+                                           std::span<cuda::Device* const> devices,
                                            const CudaDecoderOptions& options = {});
   ~CudaDecoder() override;
 
@@ -88,8 +97,8 @@ class CudaDecoder final : public Engine {
 
   /// Measures in a whole token which plan of each zigzag product is fastest, of dense tokens or, where set_sparsity()
   /// said so, of sparse ones, and uses it; a sparse one may be to run dense, with the dense plan in use: tune dense
-  /// tokens first. Forgets all tokens. Throws Error in a fixed order, with layers on the CPU, and where the context
-  /// holds less than kTuneContext.
+  /// tokens first. Forgets all tokens. Throws Error in a fixed order, with layers on the CPU, for shards, and where the
+  /// context holds less than kTuneContext.
   std::vector<CudaTuning> tune(bool progress);
   static constexpr int64_t kTuneContext = 16;
 
@@ -100,7 +109,7 @@ class CudaDecoder final : public Engine {
   int64_t cpu_layers() const;    // how many of the first layers run on the CPU
   int64_t weight_bytes() const;  // read for one dense token, output head included
   std::string explain() const;   // how each group of the first layer and the head run, one line each
-  /// How fast the device reads its memory, GB/s.
+  /// How fast the device reads its memory, GB/s; of several devices the sum.
   double measure_read_gb_s();
 
  private:

@@ -98,10 +98,14 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
   expect_error(with({"--what", "linear", "--tune"}), "--tune");
   expect_error(with({"--spqt", "--tune"}), "--tune");
   expect_error(with({"--spqt", "--gpu-layers", "1"}), "--gpu-layers");
+  expect_error(with({"--spqt", "--gpus", "2"}), "--gpus");
   expect_error(with({"--spqt", "--parts", "fig8", "--thresholds", "t.gguf"}), "--thresholds is of table2");
   expect_error(with({"--what", "linear", "--gpu-layers", "1"}), "--gpu-layers");
+  expect_error(with({"--what", "linear", "--gpu-split", "2"}), "--gpu-split");
+  expect_error(with({"--what", "decode", "--tune", "--gpus", "2"}), "--tune runs on one device");
   expect_error(with({"--what", "decode", "--tune", "--gpu-layers", "1"}), "--gpu-layers");
   expect_error({"tune", kModel, "--device", "cuda", "--gpu-layers", "1"}, "--gpu-layers");
+  expect_error({"tune", kModel, "--device", "cuda", "--gpus", "2"}, "tune runs on one device");
   expect_error(with({"--what", "linear", "--profile", "p.json"}), "--profile");
   expect_error(with({"--what", "prefill,decode", "--act-sparsity", "50"}), "a prompt runs dense");
   expect_error({"bench", kModel, "--tune"}, "--tune");
@@ -118,6 +122,8 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
     refused({"--gpu", "1"}, "--device cuda");
     refused({"--gpu-memory", "3"}, "--device cuda");
     refused({"--gpu-layers", "3"}, "--device cuda");
+    refused({"--gpus", "2"}, "--device cuda");
+    refused({"--gpu-split", "2"}, "--device cuda");
     refused({"--act-mode", "greedy"}, "--act-sparsity");
     refused({"--criterion", "wina"}, "--act-sparsity");
     refused({"--thresholds", "none.gguf"}, "--act-sparsity");

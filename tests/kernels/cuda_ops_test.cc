@@ -114,6 +114,38 @@ TEST_P(CudaWidth, RmsNormAfterASum) {
   }
 }
 
+// Partial sums of several devices: added up in their order, then to x.
+TEST_P(CudaWidth, SumsOfPartsInTheirOrder) {
+  LACUNA_NEED_DEVICE();
+  const int64_t K = GetParam(), stride = (2 * K + 3) / 4 * 4 + 8;
+  for (const int parts : {1, 2, 3, 8}) {
+    for (const int64_t M : {1, 2}) {
+      const auto x = random(M * K, 1), add = random(parts * stride, 2), w = random(K, 3);
+      std::vector<float> expected = x;
+      for (size_t i = 0; i < x.size(); ++i) {
+        float sum = add[i];
+        for (int part = 1; part < parts; ++part) sum += add[size_t(part * stride) + i];
+        expected[i] += sum;
+      }
+      const OnDevice<float> x_there(x), again(x), add_there(add), w_there(w), y(size_t(M * K));
+      cuda::NormArgs args;
+      args.x = x_there.data();
+      args.add = add_there.data();
+      args.parts = parts;
+      args.add_stride = stride;
+      args.weight = w_there.data();
+      args.eps = 1e-5f;
+      args.M = M;
+      args.K = K;
+      args.y = y.data();
+      cuda::launch_norm(device(), stream(), args);
+      EXPECT_EQ(x_there.values(), expected) << parts;
+      cuda::launch_add(device(), stream(), add_there.data(), M * K, again.data(), parts, stride);
+      EXPECT_EQ(again.values(), expected) << parts;
+    }
+  }
+}
+
 TEST_P(CudaWidth, CountsInactiveInputs) {
   LACUNA_NEED_DEVICE();
   const int64_t K = GetParam();

@@ -23,6 +23,7 @@
 #include "kernels/cuda_support.h"
 #include "model/decoder.h"
 #include "model/support.h"
+#include "model/synth.h"
 #include "test_support.h"
 
 namespace lacuna::model {
@@ -861,6 +862,256 @@ TEST_F(CudaDecoderTest, NextRefusesLogitsThatAreNotNumbers) {
         ThrowsMessage<BadLogits>(HasSubstr("NaN as the logit of token 0")));
     EXPECT_EQ(gpu->length(), t);
   }
+}
+
+// ---- layers split over shards ----
+
+/// A small model of random weights whose layers can be split: two superblocks of keys, five of feed-forward values, and
+/// a vocabulary that is no multiple of anything.
+struct Splittable {
+  explicit Splittable(layout::Id id, bool biases = false, layout::Params params = {}) {
+    const ModelShape shape = {
+        "small", biases ? "qwen2" : "llama", 2, 512, 8, 4, 128, 1280, 1003, 256, 1e-5, 10000, 1, biases, biases};
+    const std::string path = (folder.path() / "small.gguf").string();
+    ThreadPool pool(2);
+    synthesize(shape, path, {.layout = id, .params = params, .weight_sparsity = sparsity_of(id), .progress = false},
+               pool);
+    model = std::make_unique<Model>(path);
+  }
+  static double sparsity_of(layout::Id id) { return layout::counts_kept(layout::get(id)) ? 0.4 : 0; }
+  test::TempDir folder;
+  std::unique_ptr<Model> model;
+};
+
+constexpr int64_t kSplitTokens = 40;
+
+/// Logits of what decoding does: a batch's last token and those after it; then all of a longer batch, which is scored.
+std::vector<std::vector<float>> all_logits(CudaDecoder& gpu) {
+  const std::vector<int32_t> ids = some_ids(kSplitTokens, gpu.config().n_vocab);
+  std::vector<std::vector<float>> out;
+  const auto take = [&](std::span<const float> logits) { out.emplace_back(logits.begin(), logits.end()); };
+  gpu.truncate(0);
+  take(gpu.forward(std::span(ids).first(10)));
+  for (size_t t = 10; t < 24; ++t) take(gpu.forward({&ids[t], 1}));
+  gpu.truncate(0);
+  const auto n_vocab = size_t(gpu.config().n_vocab);
+  gpu.score(ids, [&](int64_t, int64_t count, const float* logits) {
+    for (size_t t = 0; t < size_t(count); ++t) take({logits + t * n_vocab, n_vocab});
+  });
+  EXPECT_EQ(out.size(), 15u + size_t(kSplitTokens));
+  return out;
+}
+
+/// The most likely tokens, chosen on the device, after a batch.
+std::vector<int32_t> followed(CudaDecoder& gpu) {
+  const std::vector<int32_t> ids = some_ids(10, gpu.config().n_vocab);
+  std::vector<int32_t> out = {ids.back()};
+  gpu.truncate(0);
+  gpu.append(std::span(ids).first(9));
+  for (int64_t t = 0; t < 12; ++t) {
+    const std::span<const float> logits = gpu.forward({&out.back(), 1});
+    out.push_back(int32_t(std::ranges::max_element(logits) - logits.begin()));
+  }
+  gpu.truncate(9);
+  gpu.follow(out.front(), 12);
+  gpu.wait();
+  EXPECT_EQ(gpu.length(), 21);
+  const std::span<const float> logits = gpu.forward({&out.back(), 1});
+  out.push_back(int32_t(std::ranges::max_element(logits) - logits.begin()));
+  return out;
+}
+
+double worst_of(const std::vector<std::vector<float>>& expected, const std::vector<std::vector<float>>& found) {
+  double worst = 0;
+  for (size_t t = 0; t < expected.size(); ++t) worst = std::max(worst, difference(expected[t], found[t]));
+  return worst;
+}
+
+bool same_bits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+  return std::ranges::equal(a, b, [](const auto& x, const auto& y) {
+    return std::ranges::equal(
+        x, y, [](float u, float v) { return std::bit_cast<uint32_t>(u) == std::bit_cast<uint32_t>(v); });
+  });
+}
+
+CudaDecoderOptions split_options(int64_t shards, bool deterministic = false) {
+  CudaDecoderOptions options;
+  options.context = kSplitTokens;
+  options.progress = false;
+  options.shards = shards;
+  options.deterministic = deterministic;
+  return options;
+}
+
+struct SplitCase {
+  layout::Id id;
+  int64_t group_size;
+  double limit;  // as in LogitsAreThoseOfTheCpu, of weights in blocks; ZigzagLogits..., of products in halves
+};
+const SplitCase kSplitCases[] = {{layout::Id::f16, 0, 0.01},   {layout::Id::q8_0, 0, 0.01},
+                                 {layout::Id::q4_K, 0, 0.01},  {layout::Id::zz4_k, 0, 0.03},
+                                 {layout::Id::zz6_k, 0, 0.03}, {layout::Id::gq4, 64, 0.01},
+                                 {layout::Id::bm4, 64, 0.01},  {layout::Id::gs4, 16, 0.03},
+                                 {layout::Id::gs16, 16, 0.03}, {layout::Id::nm24_q4, 0, 0.01}};
+
+// Two shards on one device round as one does but for the order of sums, and the f16 of what differs in the last bit.
+TEST_F(CudaDecoderTest, TwoShardsGiveTheLogitsOfOne) {
+  for (const bool biases : {false, true}) {
+    for (const SplitCase& c : kSplitCases) {
+      SCOPED_TRACE(fmt::format("{}, biases {}", layout::get(c.id).name, biases));
+      const Splittable small(c.id, biases, {.group_size = c.group_size});
+      Model& model = *small.model;
+      for (const bool deterministic : {false, true}) {
+        const auto one = CudaDecoder::load(model.checkpoint, model.pool, device(), split_options(1, deterministic));
+        const auto two = CudaDecoder::load(model.checkpoint, model.pool, device(), split_options(2, deterministic));
+        const double worst = worst_of(all_logits(*one), all_logits(*two));
+        EXPECT_LT(worst, c.limit);
+        EXPECT_GT(worst, 0);  // the sums are in another order
+        EXPECT_NEAR(double(two->weight_bytes()), double(one->weight_bytes()), 0.05 * double(one->weight_bytes()));
+        EXPECT_THAT(two->explain(), HasSubstr("2 shards, one device; the first has 4 of 8 heads and "));
+        if (c.limit < 0.03) {
+          EXPECT_EQ(followed(*two), followed(*one));
+        }
+      }
+    }
+  }
+}
+
+// One shard is the code of a decoder that is not split.
+TEST_F(CudaDecoderTest, OneShardIsTheWholeModel) {
+  const Splittable small(layout::Id::zz4_k);
+  Model& model = *small.model;
+  const auto whole = CudaDecoder::load(model.checkpoint, model.pool, device(), split_options(0, true));
+  const auto one = CudaDecoder::load(model.checkpoint, model.pool, device(), split_options(1, true));
+  EXPECT_TRUE(same_bits(all_logits(*whole), all_logits(*one)));
+  EXPECT_EQ(whole->explain(), one->explain());
+}
+
+TEST_F(CudaDecoderTest, TwoShardsInAFixedOrderAreTheSameBits) {
+  for (const layout::Id id : {layout::Id::zz4_k, layout::Id::q4_K}) {
+    const Splittable small(id, true);
+    Model& model = *small.model;
+    const auto two = CudaDecoder::load(model.checkpoint, model.pool, device(), split_options(2, true));
+    const auto expected = all_logits(*two);
+    for (int round = 0; round < 20; ++round) EXPECT_TRUE(same_bits(all_logits(*two), expected));
+    const auto again = CudaDecoder::load(model.checkpoint, model.pool, device(), split_options(2, true));
+    EXPECT_TRUE(same_bits(all_logits(*again), expected));
+  }
+}
+
+TEST_F(CudaDecoderTest, TwoShardsLeaveOutTheSameInputs) {
+  const Splittable small(layout::Id::zz4_k);
+  Model& model = *small.model;
+  const auto one = CudaDecoder::load(model.checkpoint, model.pool, device(), split_options(1));
+  const auto two = CudaDecoder::load(model.checkpoint, model.pool, device(), split_options(2));
+  const SparsityOptions options{third_by_norms(one->config()), 2, false};
+  std::vector<std::vector<float>> logits[2];
+  SparsityCounts counts[2];
+  for (const auto& [gpu, i] : {std::pair{one.get(), 0}, std::pair{two.get(), 1}}) {
+    gpu->count_inputs(true);
+    gpu->set_sparsity(options);
+    logits[i] = one_by_one(*gpu, some_ids(kTokens, gpu->config().n_vocab));
+    counts[i] = gpu->sparsity_counts();
+  }
+  EXPECT_LT(worst_of(logits[0], logits[1]), kSparseBound);
+  EXPECT_EQ(counts[0].tokens, counts[1].tokens);
+  EXPECT_NEAR(counts[0].share(), counts[1].share(), 1e-3);
+  EXPECT_GT(counts[0].share(), 0.3);
+  for (size_t l = 0; l < counts[0].layers.size(); ++l)
+    for (size_t i = 0; i < kInputs; ++i) EXPECT_EQ(counts[0].layers[l][i].inputs, counts[1].layers[l][i].inputs);
+  EXPECT_GT(two->measure_shares().linear, 0);
+}
+
+TEST_F(CudaDecoderTest, ShardsThatCannotBeAreRefused) {
+  Model narrow(test::fixture("hf/qwen2_heads_of_8"));
+  EXPECT_THAT([&] { load(narrow, {.shards = 2}); },
+              ThrowsMessage<Error>(HasSubstr("key-value heads can be split over 1 to 1 shards, not 2")));
+  const Splittable small(layout::Id::zz4_k);
+  EXPECT_THAT([&] { load(*small.model, {.shards = 4}); },
+              ThrowsMessage<Error>(HasSubstr("blk.0.attn_k.weight: 256 outputs of zz4_k lie together")));
+  EXPECT_THAT([&] { load(*small.model, {.gpu_layers = 1, .shards = 2}); },
+              ThrowsMessage<Error>(HasSubstr("leave out --gpu-layers")));
+  EXPECT_THAT([&] { load(*small.model, {.shards = 2})->tune(false); },
+              ThrowsMessage<Error>(HasSubstr("leave out --gpus")));
+}
+
+/// Skips where the machine has one device.
+class TwoDevices : public test::CudaTest {
+ protected:
+  void SetUp() override {
+    test::CudaTest::SetUp();
+    if (IsSkipped()) return;
+    try {
+      second_ = std::make_unique<cuda::Device>(cuda::DeviceOptions{.index = 1});
+    } catch (const Error& error) {
+      GTEST_SKIP() << "SKIPPED: " << error.what();
+    }
+  }
+  std::unique_ptr<CudaDecoder> load(Model& model, int64_t devices, const CudaDecoderOptions& options) {
+    cuda::Device* const both[] = {&device(), second_.get()};
+    return CudaDecoder::load(model.checkpoint, model.pool, std::span(both).first(size_t(devices)), options);
+  }
+
+ private:
+  std::unique_ptr<cuda::Device> second_;
+};
+
+// What is exchanged is added up in the shards' order, and in a fixed order all else is the same launches.
+TEST_F(TwoDevices, GiveTheBitsOfTheSameShardsOnOne) {
+  for (const SplitCase& c : kSplitCases) {
+    const Splittable small(c.id, true, {.group_size = c.group_size});
+    Model& model = *small.model;
+    for (const int64_t shards : {2, 4}) {
+      if (shards == 4 && layout::get(c.id).zigzag) continue;
+      SCOPED_TRACE(fmt::format("{} in {} shards", layout::get(c.id).name, shards));
+      const auto one = load(model, 1, split_options(shards, true)), two = load(model, 2, split_options(shards, true));
+      const auto expected = all_logits(*one);
+      for (int round = 0; round < 3; ++round) EXPECT_TRUE(same_bits(all_logits(*two), expected));
+      EXPECT_EQ(followed(*two), followed(*one));
+      EXPECT_THAT(two->explain(), HasSubstr(fmt::format("{} shards, 2 devices, NCCL 2.", shards)));
+      EXPECT_EQ(two->weight_bytes(), one->weight_bytes());
+    }
+  }
+}
+
+TEST_F(TwoDevices, GiveTheLogitsOfOneInAnyOrder) {
+  for (const SplitCase& c : kSplitCases) {
+    SCOPED_TRACE(layout::get(c.id).name);
+    const Splittable small(c.id, false, {.group_size = c.group_size});
+    Model& model = *small.model;
+    const auto one = load(model, 1, split_options(1)), two = load(model, 2, split_options(0));
+    EXPECT_LT(worst_of(all_logits(*one), all_logits(*two)), c.limit);
+  }
+}
+
+TEST_F(TwoDevices, CountTimeAndSample) {
+  const Splittable small(layout::Id::zz4_k);
+  Model& model = *small.model;
+  const auto one = load(model, 1, split_options(2, true)), two = load(model, 2, split_options(2, true));
+  for (CudaDecoder* gpu : {one.get(), two.get()}) {
+    gpu->count_inputs(true);
+    gpu->set_sparsity(SparsityOptions{third_by_norms(gpu->config()), 2, false});
+  }
+  const std::vector<int32_t> ids = some_ids(kTokens, one->config().n_vocab);
+  EXPECT_TRUE(same_bits(one_by_one(*two, ids), one_by_one(*one, ids)));
+  EXPECT_EQ(two->sparsity_counts().share(), one->sparsity_counts().share());
+  EXPECT_EQ(one->measure_shares().exchange, 0);
+  EXPECT_GT(two->measure_shares().exchange, 0);
+  SamplerOptions options;
+  options.seed = 7;
+  std::vector<int32_t> tokens[2];
+  for (const auto& [gpu, i] : {std::pair{one.get(), 0}, std::pair{two.get(), 1}}) {
+    Sampler sampler(options, gpu->config().n_vocab);
+    gpu->truncate(0);
+    std::vector<int32_t> next = some_ids(9, gpu->config().n_vocab);
+    for (int64_t t = 0; t < 15; ++t) {
+      const int32_t id = gpu->next(next, sampler);
+      sampler.accept(id);
+      tokens[i].push_back(id);
+      next = {id};
+    }
+  }
+  EXPECT_EQ(tokens[0], tokens[1]);
 }
 
 TEST_F(CudaDecoderTest, ErrorsSayWhatDoesNotRun) {

@@ -21,6 +21,7 @@ namespace {
 // Without a device none of the others can be called. (Destructors are not defaulted: clang-tidy would want that in the
 // header, where builds with CUDA have work for them.)
 Device::Device(const DeviceOptions&) { refuse(); }
+void Device::use() const { refuse(); }
 int64_t Device::free_bytes() const { refuse(); }
 void Device::require(int64_t, std::string_view) const { refuse(); }
 Buffer::Buffer(Device&, int64_t, std::string_view) { refuse(); }
@@ -32,6 +33,7 @@ void Buffer::fill(uint8_t) { refuse(); }
 Stream::Stream(Device&, bool) { refuse(); }
 Stream::~Stream() {}
 void Stream::synchronize() { refuse(); }
+bool Stream::idle() const { refuse(); }
 void Stream::wait(const Event&) { refuse(); }
 Event::Event() { refuse(); }
 Event::~Event() {}
@@ -42,6 +44,7 @@ void Mark::record(Stream&) { refuse(); }
 double Mark::ms_to(const Mark&) const { refuse(); }
 Graph::Graph(Stream&, const std::function<void()>&) { refuse(); }
 Graph::~Graph() {}
+std::vector<Graph> Graph::together(std::span<Stream* const>, const std::function<void()>&) { refuse(); }
 void Graph::launch(Stream&) { refuse(); }
 Stopwatch::Stopwatch() { refuse(); }
 Stopwatch::~Stopwatch() {}
@@ -75,7 +78,7 @@ void launch_rows(const Device&, Stream&, const RowsArgs&) { refuse(); }
 void launch_embed(const Device&, Stream&, const Rows&, const int32_t*, int64_t, float*) { refuse(); }
 void launch_norm(const Device&, Stream&, const NormArgs&) { refuse(); }
 void launch_gate(const Device&, Stream&, const GateArgs&) { refuse(); }
-void launch_add(const Device&, Stream&, const float*, int64_t, float*) { refuse(); }
+void launch_add(const Device&, Stream&, const float*, int64_t, float*, int, int64_t) { refuse(); }
 void launch_heads(const Device&, Stream&, const Heads&) { refuse(); }
 int64_t attention_workspace_bytes(const Device&, int64_t, int64_t, int64_t, int64_t) { refuse(); }
 void launch_attention(const Device&, Stream&, const AttentionArgs&) { refuse(); }

@@ -80,7 +80,10 @@ Device::Device(const DeviceOptions& options) {
   limit_ = options.memory_limit;
 }
 
+void Device::use() const { check_cuda(cudaSetDevice(info_.index)); }
+
 int64_t Device::free_bytes() const {
+  use();
   size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total));
   const int64_t usable = std::max<int64_t>(0, int64_t(free) - kReserve);
@@ -96,7 +99,7 @@ void Device::require(int64_t bytes, std::string_view what) const {
 // ---- Buffer ----
 
 Buffer::Buffer(Device& device, int64_t bytes, std::string_view what) {
-  device.require(bytes, what);
+  device.require(bytes, what);  // uses the device
   void* data = nullptr;
   check_cuda(cudaMalloc(&data, size_t(std::max<int64_t>(bytes, 1))));
   device_ = &device;
@@ -113,6 +116,7 @@ Buffer::~Buffer() {
 
 void Buffer::upload(std::span<const std::byte> from, int64_t at) {
   assert(at >= 0 && at + int64_t(from.size()) <= bytes_);
+  device_->use();
   check_cuda(cudaMemcpy(data_ + at, from.data(), from.size(), cudaMemcpyHostToDevice));
   // From memory that is not pinned the call may return while the last bytes are still on their way, and streams here do
   // not wait for the default one.
@@ -121,31 +125,40 @@ void Buffer::upload(std::span<const std::byte> from, int64_t at) {
 
 void Buffer::download(std::span<std::byte> to, int64_t at) const {
   assert(at >= 0 && at + int64_t(to.size()) <= bytes_);
+  device_->use();
   check_cuda(cudaDeviceSynchronize());  // streams here do not wait for the default one, nor it for them
   check_cuda(cudaMemcpy(to.data(), data_ + at, to.size(), cudaMemcpyDeviceToHost));
 }
 
 void Buffer::copy_within(int64_t from, int64_t to, int64_t bytes) {
   assert(std::min(from, to) >= 0 && std::max(from, to) + bytes <= bytes_);
+  device_->use();
   check_cuda(cudaMemcpy(data_ + to, data_ + from, size_t(bytes), cudaMemcpyDeviceToDevice));
   check_cuda(cudaDeviceSynchronize());
 }
 
 void Buffer::fill(uint8_t byte) {
+  device_->use();
   check_cuda(cudaMemset(data_, byte, size_t(bytes_)));
-  check_cuda(cudaDeviceSynchronize());
   check_cuda(cudaDeviceSynchronize());
 }
 
 // ---- Stream, Graph, Stopwatch ----
 
-Stream::Stream(Device&, bool urgent) {
+Stream::Stream(Device& device, bool urgent) {
+  device.use();
   int least = 0, greatest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   check_cuda(cudaStreamCreateWithPriority(&handle_, cudaStreamNonBlocking, urgent ? greatest : least));
 }
 Stream::~Stream() { cudaStreamDestroy(handle_); }
 void Stream::synchronize() { check_cuda(cudaStreamSynchronize(handle_)); }
+bool Stream::idle() const {
+  const cudaError_t status = cudaStreamQuery(handle_);
+  if (status == cudaErrorNotReady) return false;
+  check_cuda(status);
+  return true;
+}
 void Stream::wait(const Event& event) { check_cuda(cudaStreamWaitEvent(handle_, event.handle_, 0)); }
 
 Event::Event() { check_cuda(cudaEventCreateWithFlags(&handle_, cudaEventDisableTiming)); }
@@ -164,21 +177,46 @@ double Mark::ms_to(const Mark& later) const {
 }
 
 Graph::Graph(Stream& stream, const std::function<void()>& record) {
-  check_cuda(cudaStreamBeginCapture(stream.handle(), cudaStreamCaptureModeThreadLocal));
-  cudaGraph_t graph = nullptr;
-  try {
-    record();
-  } catch (...) {  // a stream must not stay in capture
-    cudaStreamEndCapture(stream.handle(), &graph);
-    if (graph != nullptr) cudaGraphDestroy(graph);
-    throw;
-  }
-  check_cuda(cudaStreamEndCapture(stream.handle(), &graph));
-  const cudaError_t made = cudaGraphInstantiate(&handle_, graph, 0);
-  cudaGraphDestroy(graph);
-  check_cuda(made);
+  Stream* const streams[] = {&stream};
+  std::swap(handle_, together(streams, record).front().handle_);
 }
-Graph::~Graph() { cudaGraphExecDestroy(handle_); }
+
+std::vector<Graph> Graph::together(std::span<Stream* const> streams, const std::function<void()>& record) {
+  // A stream must not stay in capture, nor a graph stay that was captured, whatever fails.
+  struct Captures {
+    std::span<Stream* const> streams;
+    size_t begun = 0, ended = 0;
+    std::vector<cudaGraph_t> graphs;
+    ~Captures() {
+      for (; ended < begun; ++ended) {
+        cudaGraph_t graph = nullptr;
+        cudaStreamEndCapture(streams[ended]->handle(), &graph);
+        graphs.push_back(graph);
+      }
+      for (cudaGraph_t graph : graphs)
+        if (graph != nullptr) cudaGraphDestroy(graph);
+    }
+  } captures{streams, 0, 0, {}};
+  for (; captures.begun < streams.size(); ++captures.begun)
+    check_cuda(cudaStreamBeginCapture(streams[captures.begun]->handle(), cudaStreamCaptureModeThreadLocal));
+  record();
+  while (captures.ended < captures.begun) {
+    cudaGraph_t& graph = captures.graphs.emplace_back(nullptr);
+    check_cuda(cudaStreamEndCapture(streams[captures.ended++]->handle(), &graph));
+  }
+  std::vector<Graph> out;
+  for (cudaGraph_t graph : captures.graphs) {
+    Graph made;
+    check_cuda(cudaGraphInstantiate(&made.handle_, graph, 0));
+    // The first launch would do it, while the graphs before it already wait for this one.
+    if (streams.size() > 1) check_cuda(cudaGraphUpload(made.handle_, streams[out.size()]->handle()));
+    out.push_back(std::move(made));
+  }
+  return out;
+}
+Graph::~Graph() {
+  if (handle_ != nullptr) cudaGraphExecDestroy(handle_);
+}
 void Graph::launch(Stream& stream) { check_cuda(cudaGraphLaunch(handle_, stream.handle())); }
 
 Stopwatch::Stopwatch() {

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 
@@ -47,6 +48,9 @@ class Device {
   explicit Device(const DeviceOptions& options = {});
 
   const DeviceInfo& info() const { return info_; }
+  /// From now on what this thread launches, and the events and stopwatches that it makes, are this device's: the one
+  /// opened last where it is never called.
+  void use() const;
   /// Bytes that can still be taken.
   int64_t free_bytes() const;
   /// Throws DoesNotFit, naming `what`, the bytes needed and those free, unless `bytes` fit.
@@ -105,6 +109,8 @@ class Stream {
   CUstream_st* handle() const { return handle_; }
   /// Waits for the work; throws Error when any of it failed.
   void synchronize();
+  /// Whether the work has ended; throws Error when any of it failed.
+  bool idle() const;
   /// What is launched after this begins when the event has come; at once where it was never recorded.
   void wait(const Event& event);
 
@@ -149,11 +155,17 @@ class Graph {
   /// record: launches on `stream`, nothing else.
   Graph(Stream& stream, const std::function<void()>& record);
   ~Graph();
+  Graph(Graph&& other) noexcept { std::swap(handle_, other.handle_); }
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
   void launch(Stream& stream);
 
+  /// One graph a stream, each of a device of its own. record: launches on all of them, and what joins them
+  /// (communicator.h). Such graphs are launched together.
+  static std::vector<Graph> together(std::span<Stream* const> streams, const std::function<void()>& record);
+
  private:
+  Graph() = default;
   CUgraphExec_st* handle_ = nullptr;
 };
 

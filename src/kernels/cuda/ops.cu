@@ -19,6 +19,18 @@ __device__ __forceinline__ RowRange row_range(int64_t K) {
   return {begin + threadIdx.x * 4, min(K, begin + span), int64_t(blockDim.x) * 4};
 }
 
+/// Four values of the sum of `parts` arrays, `stride` apart.
+__device__ __forceinline__ void load4_sum(const float* from, int parts, int64_t stride, int64_t k, int64_t end,
+                                          bool aligned, float v[4]) {
+  load4(from, k, end, aligned, v);
+  for (int part = 1; part < parts; ++part) {
+    float more[4];
+    load4(from + part * stride, k, end, aligned, more);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] += more[i];
+  }
+}
+
 // ---- Norms ----
 
 template <int kRounds>
@@ -42,7 +54,7 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows(const __grid_constant_
     load4(x, k, range.end, aligned, v[r]);
     if (a.add == nullptr) continue;
     float more[4];
-    load4(a.add + m * a.K, k, range.end, aligned, more);
+    load4_sum(a.add + m * a.K, a.parts, a.add_stride, k, range.end, aligned, more);
     for (int i = 0; i < 4; ++i) v[r][i] += more[i];
     store4(x, k, range.end, aligned, v[r]);
   }
@@ -137,14 +149,14 @@ __global__ void __launch_bounds__(256) gate_many(const __grid_constant__ GateArg
   write_preset(a.preset);
 }
 
-__global__ void __launch_bounds__(256) add_values(const float* y, int64_t count, float* x) {
+__global__ void __launch_bounds__(256) add_values(const float* y, int64_t count, float* x, int parts, int64_t stride) {
   launch_dependents();
   wait_for_predecessors();
   for (int64_t k = (blockIdx.x * int64_t(blockDim.x) + threadIdx.x) * 4; k < count;
        k += int64_t(gridDim.x) * blockDim.x * 4) {
     float v[4], more[4];
     load4(x, k, count, true, v);
-    load4(y, k, count, true, more);
+    load4_sum(y, parts, stride, k, count, true, more);
     for (int i = 0; i < 4; ++i) v[i] += more[i];
     store4(x, k, count, true, v);
   }
@@ -257,8 +269,9 @@ void launch_gate(const Device& device, Stream& stream, const GateArgs& args) {
   LACUNA_WITH_ROUNDS(gate_values, share, dim3(unsigned(share.cluster)), args);
 }
 
-void launch_add(const Device& device, Stream& stream, const float* y, int64_t count, float* x) {
-  launch_kernel(device, stream, add_values, {dim3(blocks_for(device, count)), 256}, y, count, x);
+void launch_add(const Device& device, Stream& stream, const float* y, int64_t count, float* x, int parts,
+                int64_t stride) {
+  launch_kernel(device, stream, add_values, {dim3(blocks_for(device, count)), 256}, y, count, x, parts, stride);
 }
 
 int64_t argmax_workspace_bytes(int64_t M) { return M * int64_t(sizeof(ArgmaxState)); }

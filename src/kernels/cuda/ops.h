@@ -33,8 +33,11 @@ struct Preset {
 inline constexpr int64_t kMostCollected = 32768;
 
 struct NormArgs {
-  float* x = nullptr;          // [M, K]
-  const float* add = nullptr;  // [M, K]: x += add comes first
+  float* x = nullptr;  // [M, K]
+  /// x += add comes first, or where it is a sum in parts: x += add[0] + add[1] + ..., added up in this order.
+  const float* add = nullptr;  // `parts` times [M, K], add_stride floats apart (a multiple of 4)
+  int parts = 1;
+  int64_t add_stride = 0;
   /// y = norm(x) * weight (+ bias). Root mean square unless a bias is given: then mean and variance. weight nullptr:
   /// only the sum and the list, which then is of x.
   const float* weight = nullptr;
@@ -59,8 +62,9 @@ struct GateArgs {
 };
 void launch_gate(const Device& device, Stream& stream, const GateArgs& args);
 
-/// x += y. [count] values.
-void launch_add(const Device& device, Stream& stream, const float* y, int64_t count, float* x);
+/// x += y[0] + y[1] + ..., added up in this order. y: `parts` times [count], `stride` floats apart (a multiple of 4).
+void launch_add(const Device& device, Stream& stream, const float* y, int64_t count, float* x, int parts = 1,
+                int64_t stride = 0);
 
 /// One layer's keys and values: [n_kv_heads, capacity, head_dim] of f16.
 struct KvCache {
