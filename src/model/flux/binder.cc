@@ -4,6 +4,13 @@
 
 namespace lacuna::model::flux {
 
+namespace {
+
+/// Whether the bytes of a matrix are those of its rows, one after the other.
+bool rows_lie_apart(const layout::Layout& layout) { return layout.family == layout::Family::rows; }
+
+}  // namespace
+
 Binder::Binder(const io::ImageCheckpoint& checkpoint, const Config& config, std::deque<std::vector<float>>& biases)
     : checkpoint_(checkpoint), places_(places(config, naming_of(checkpoint))), biases_(biases) {}
 
@@ -37,13 +44,13 @@ kernels::WeightView Binder::weight(const std::string& name, int64_t N, int64_t K
   const io::Tensor& matrix = tensor(at.tensor + ".weight", {total, K});
   kernels::WeightView view{matrix.name, matrix.layout, {N, K}, matrix.bytes, {}, matrix.params};
   if (N != total) {
-    if (matrix.layout->family != layout::Family::rows)
+    if (!rows_lie_apart(*matrix.layout))
       throw Error(
-          "{}: tensor {}: rows of a matrix in layout {} cannot be told apart; make the file from one in "
-          "diffusers' naming",
+          "{}: tensor {}: rows of a matrix in layout {} cannot be told apart; make the file from one in diffusers' "
+          "naming",
           checkpoint_.file_of(matrix.name), matrix.name, matrix.layout->name);
-    const int64_t row_bytes = matrix.layout->row_bytes(K);
-    view.bytes = matrix.bytes.subspan(size_t(at.row * row_bytes), size_t(N * row_bytes));
+    const int64_t before = matrix.layout->size_bytes({at.row, K}, matrix.params);
+    view.bytes = matrix.bytes.subspan(size_t(before), size_t(matrix.layout->size_bytes({N, K}, matrix.params)));
   }
   naming_file(fmt::format("{}: tensor {}", checkpoint_.file_of(matrix.name), matrix.name),
               [&] { layout::check_bytes(*view.layout, view.shape, view.bytes, view.params); });
