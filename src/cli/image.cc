@@ -1,12 +1,27 @@
 // src/cli/image.cc - `image`: the group of subcommands for diffusion transformers.
 #include "cli/image.h"
 
+#include <fmt/format.h>
+
 #include <array>
 
 #include "cli/command.h"
 #include "core/error.h"
 
 namespace lacuna::cli {
+
+CLI::Validator image_side() {
+  return {[](std::string& text) {
+            constexpr int64_t kMost = 65536;
+            int64_t value = 0;
+            if (CLI::detail::lexical_cast(text, value) && value >= kPixelsPerToken && value <= kMost &&
+                value % kPixelsPerToken == 0)
+              return std::string();
+            return fmt::format("'{}' is no multiple of {} from {} to {}", text, kPixelsPerToken, kPixelsPerToken,
+                               kMost);
+          },
+          ""};
+}
 
 Action add_image(CLI::App& program) {
   CLI::App* group = program.add_subcommand(

@@ -29,8 +29,6 @@ struct Options : Common {
   uint64_t seed = 0;
 };
 
-constexpr int64_t kPixelsPerToken = 16;  // along one side
-
 struct Row {
   std::string_view part;
   std::vector<double> ms;
@@ -176,8 +174,8 @@ Action add_image_bench(CLI::App& group) {
       ->capture_default_str()
       ->type_name("NAME");
   for (const auto& [name, value] : {std::pair{"--height", &options->height}, {"--width", &options->width}})
-    command->add_option(name, *value, "of the image in pixels; 16 are a token")
-        ->check(integer_in(kPixelsPerToken, 65536))
+    command->add_option(name, *value, "of the image in pixels")
+        ->check(image_side())
         ->capture_default_str()
         ->type_name("PIXELS");
   command->add_option("--text-tokens", options->text_tokens, "tokens of the prompt")

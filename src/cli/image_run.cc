@@ -121,7 +121,7 @@ struct DenoiseOptions : Common {
   uint64_t seed = 0;
 };
 
-constexpr int64_t kPixelsPerLatent = 8;  // of the image autoencoder, along one side
+constexpr int64_t kPixelsPerLatent = kPixelsPerToken / 2;  // along one side
 
 model::flux::Schedule schedule_of(const DenoiseOptions& options, const model::flux::Config& config) {
   if (options.schedule.empty()) return model::flux::usual_schedule(config.guidance);
@@ -214,17 +214,6 @@ constexpr const char* kModelHelp =
     "a folder with config.json and .safetensors as diffusers writes it, a pipeline's folder, one .safetensors file in "
     "the naming of the first release, or a GGUF file";
 
-CLI::Validator pixels() {
-  return {[](std::string& text) {
-            constexpr int64_t kStep = 2 * kPixelsPerLatent;
-            int64_t value = 0;
-            if (CLI::detail::lexical_cast(text, value) && value >= kStep && value <= 65536 && value % kStep == 0)
-              return std::string();
-            return fmt::format("'{}' is no multiple of {} from {} to 65536", text, kStep, kStep);
-          },
-          ""};
-}
-
 }  // namespace
 
 Action add_image_step(CLI::App& group) {
@@ -259,11 +248,11 @@ Action add_image_denoise(CLI::App& group) {
       ->capture_default_str()
       ->type_name("N");
   command->add_option("--height", options->height, "of the image in pixels, where --inputs has no latents")
-      ->check(pixels())
+      ->check(image_side())
       ->capture_default_str()
       ->type_name("PIXELS");
   command->add_option("--width", options->width, "the same")
-      ->check(pixels())
+      ->check(image_side())
       ->capture_default_str()
       ->type_name("PIXELS");
   CLI::Option* guidance =

@@ -46,6 +46,17 @@ std::vector<Json> lines_of(const std::string& text) {
   return out;
 }
 
+TEST(Image, EveryCommandExplainsItsFlags) {
+  const std::string group = run_lacuna({"image", "--help"}).out;
+  for (const char* command : {"step", "denoise", "bench"}) {
+    EXPECT_NE(group.find(std::string("\n  ") + command), std::string::npos) << command;
+    const Finished help = run_lacuna({"image", command, "--help"});
+    EXPECT_EQ(help.code, 0);
+    for (const char* flag : {"--threads", "--device", "--json", "--help"})
+      EXPECT_NE(help.out.find(flag), std::string::npos) << command << ' ' << flag;
+  }
+}
+
 TEST(ImageStep, PredictsAsDiffusers) {
   const TempDir dir;
   for (const char* name : {"dev", "schnell", "moe"}) {
@@ -154,6 +165,7 @@ TEST(ImageBench, TimesEveryPart) {
   EXPECT_EQ(table.code, 0) << table.err;
   EXPECT_THAT(table.out, testing::AllOf(testing::HasSubstr("expert_up"), testing::HasSubstr("attention")));
   EXPECT_EQ(run_lacuna({"image", "bench"}).code, 1);
+  EXPECT_EQ(run_lacuna({"image", "bench", "--synthetic", "tiny", "--height", "40"}).code, 2);
   EXPECT_EQ(run_lacuna({"image", "bench", "--synthetic", "flux.2"}).code, 1);
   EXPECT_EQ(run_lacuna({"image", "bench", "--synthetic", "tiny", "--layers", "0,0"}).code, 1);
 }

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "io/float_tensors.h"
+#include "io/gguf_writer.h"
 #include "io/image_checkpoint.h"
 #include "model/flux/names.h"
 #include "model/flux/net.h"
@@ -171,6 +172,28 @@ TEST(FluxNet, WeightsInF32GiveTheSameBitsAsInBf16) {
   const ImageCheckpoint wide = ImageCheckpoint::open(folder.path()), narrow = ImageCheckpoint::open(tiny("schnell"));
   Net a(wide, pool()), b(narrow, pool());
   EXPECT_EQ(run(a, inputs_of(file, 0)), run(b, inputs_of(file, 0)));
+}
+
+TEST(FluxNet, GgufFilesGiveTheSameBits) {
+  const FloatTensors file = io::read_float_tensors(tiny("schnell.safetensors"));
+  const ImageCheckpoint source = ImageCheckpoint::open(tiny("schnell"));
+  test::TempDir dir;
+  const auto write = [&](const std::string& name, const char* architecture) {
+    io::Metadata metadata;
+    metadata.set("general.architecture", std::string(architecture));
+    metadata.set(std::string(io::kImageConfigKey), source.config());
+    std::vector<io::TensorPlan> plans;
+    for (const auto& [tensor_name, tensor] : source.tensors())
+      plans.push_back({tensor_name, tensor.layout, tensor.dims});
+    io::GgufWriter writer(dir.file(name), metadata, plans);
+    for (const auto& [tensor_name, tensor] : source.tensors()) writer.write(tensor.bytes);
+    writer.finish();
+    return dir.file(name);
+  };
+  const ImageCheckpoint packed = ImageCheckpoint::open(write("net.gguf", "flux"));
+  Net a(source, pool()), b(packed, pool());
+  EXPECT_EQ(run(a, inputs_of(file, 0)), run(b, inputs_of(file, 0)));
+  EXPECT_THROW(ImageCheckpoint::open(write("other.gguf", "llama")), Error);
 }
 
 TEST(FluxNet, AnyNumberOfThreads) {
