@@ -172,8 +172,7 @@ SingleBlock::SingleBlock(Binder& binder, int64_t index, const Config& config, Th
     in.push_back(binder.weight(prefix + part, width, width));
   if (inner > 0) in.push_back(binder.weight(prefix + "proj_mlp", inner, width));
   in_ = Linear(in, pool);
-  norms_ = {binder.norm(prefix + "attn.norm_q", config.head_dim),
-            binder.norm(prefix + "attn.norm_k", config.head_dim)};
+  norms_ = {binder.norm(prefix + "attn.norm_q", config.head_dim), binder.norm(prefix + "attn.norm_k", config.head_dim)};
   out_ = single_weight(binder.weight(prefix + "proj_out", width, width + inner), pool);
   if (config.moe.n_experts > 0) experts_.emplace(binder, prefix + "ff", config, pool);
 }
