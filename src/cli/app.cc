@@ -130,9 +130,9 @@ Action add_compress_launcher(CLI::App& program) {
 }  // namespace
 
 std::span<const AddCommand> runtime_commands() {
-  static constexpr std::array<AddCommand, 13> kCommands = {
+  static constexpr std::array<AddCommand, 14> kCommands = {
       add_pull,       add_run,  add_inspect, add_tokenize, add_quantize,          add_calibrate, add_tune,
-      add_perplexity, add_eval, add_bench,   add_synth,    add_compress_launcher, add_report};
+      add_perplexity, add_eval, add_bench,   add_synth,    add_compress_launcher, add_report,    add_image};
   return kCommands;
 }
 

@@ -20,6 +20,11 @@ void layer_norm(ThreadPool& pool, const float* x, const float* weight, const flo
 void add(ThreadPool& pool, const float* y, int64_t count, float* x);
 /// out = silu(gate) * up. [count] values; out may be gate.
 void swiglu(ThreadPool& pool, const float* gate, const float* up, int64_t count, float* out);
+/// x += gate * y, one gate a column. x, y: [M, K]; gate: [K].
+void add_gated(ThreadPool& pool, const float* y, const float* gate, int64_t M, int64_t K, float* x);
+/// x = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the tanh form of GELU (arXiv:1606.08415). x: [M, K], rows
+/// `stride` floats apart.
+void gelu_tanh(ThreadPool& pool, float* x, int64_t M, int64_t K, int64_t stride);
 /// x = max(x, 0).
 void relu(ThreadPool& pool, float* x, int64_t count);
 
@@ -57,8 +62,9 @@ struct AttentionArgs {
   float scale = 0;       // multiplies q.k, usually 1/sqrt(head_dim)
   float* out = nullptr;  // [M, n_heads, head_dim], rows out_stride apart
   int64_t out_stride = 0;
+  bool causal = true;  // false: every token sees all positions [0, position + M); window must be 0
 };
-/// Causal softmax attention with a running maximum: memory O(M) beside the cache, never M x context. One token is split
+/// Softmax attention with a running maximum: memory O(M) beside the cache, never M x context. One token is split
 /// over heads and context, many tokens over heads and blocks of queries. Query head h reads key head h / (n_heads /
 /// n_kv_heads).
 void attention(ThreadPool& pool, const AttentionArgs& args);

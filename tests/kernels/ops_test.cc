@@ -100,6 +100,56 @@ TEST_P(Width, ElementwiseOps) {
   }
 }
 
+TEST_P(Width, GeluTanh) {
+  const int64_t K = GetParam();
+  for (const int64_t M : {1, 2, 37}) {
+    const int64_t stride = K + 3;
+    const auto x = random(size_t(M * stride), 12, 3);
+    auto y = x;
+    gelu_tanh(pool(), y.data(), M, K, stride);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < M * stride; ++i) {
+      const double v = x[size_t(i)], inner = 2 * std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v);
+      const double expected = i % stride < K ? v / (1 + std::exp(-inner)) : v;
+      // The exponent has a relative error of six roundings, which the exponential makes one of |inner| times as much.
+      // Exponents end at 88.4, where a value is |v| e^-88.4.
+      wrong += !(std::abs(y[size_t(i)] - expected) <=
+                 (8 + 6 * std::abs(inner)) * kEps * std::abs(expected) + std::abs(v) * 5e-39);
+    }
+    EXPECT_EQ(wrong, 0) << M;
+  }
+}
+
+TEST(Ops, GeluTanhAtExtremes) {
+  std::vector<float> x = {0, -0.0f, 10, -10, 1e30f, -1e30f, kInf, kNan, 88};
+  gelu_tanh(pool(), x.data(), 1, int64_t(x.size()), int64_t(x.size()));
+  EXPECT_EQ(x[0], 0);
+  EXPECT_EQ(x[1], 0);
+  EXPECT_EQ(x[2], 10);
+  EXPECT_NEAR(x[3], 0, 1e-30);
+  EXPECT_EQ(x[4], 1e30f);
+  EXPECT_LE(std::abs(x[5]), 1e-6f);
+  EXPECT_EQ(x[6], kInf);
+  EXPECT_TRUE(std::isnan(x[7]));
+  EXPECT_EQ(x[8], 88);
+}
+
+TEST_P(Width, AddGated) {
+  const int64_t K = GetParam();
+  for (const int64_t M : {1, 2, 37}) {
+    const auto x = random(size_t(M * K), 13), y = random(size_t(M * K), 14), gate = random(size_t(K), 15);
+    auto sum = x;
+    add_gated(pool(), y.data(), gate.data(), M, K, sum.data());
+    int64_t wrong = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double product = double(gate[i % size_t(K)]) * y[i];
+      // The product may be rounded on its own, where there is no fused instruction.
+      wrong += !(std::abs(sum[i] - (x[i] + product)) <= kEps * (std::abs(product) + std::abs(x[i] + product)) * 1.01);
+    }
+    EXPECT_EQ(wrong, 0) << M;
+  }
+}
+
 TEST(Ops, SwigluAtExtremes) {
   const std::vector<float> gate = {0, -0.0f, 100, -100, 1e30f, -1e30f, kInf, -87, 88, -88, kNan};
   const std::vector<float> up(gate.size(), 2.0f);
@@ -133,6 +183,8 @@ TEST(Ops, EmptyInputsDoNothing) {
   add(pool(), nullptr, 0, nullptr);
   swiglu(pool(), nullptr, nullptr, 0, nullptr);
   relu(pool(), nullptr, 0);
+  add_gated(pool(), nullptr, nullptr, 0, 64, nullptr);
+  gelu_tanh(pool(), nullptr, 0, 64, 64);
   rope(pool(), nullptr, 0, 4, 64, 256, nullptr, nullptr, 64, false);
   attention(pool(), {});
 }
@@ -246,11 +298,12 @@ std::vector<double> stored(KvType type, const float* x, int64_t head_dim) {
 struct Problem {
   KvType type = KvType::f16;
   int64_t head_dim = 64, n_heads = 9, n_kv_heads = 3, position = 0, M = 1, window = 0;
+  bool causal = true;
 };
 
 void PrintTo(const Problem& p, std::ostream* out) {
   *out << "type " << int(p.type) << " head_dim " << p.head_dim << " heads " << p.n_heads << '/' << p.n_kv_heads
-       << " position " << p.position << " M " << p.M << " window " << p.window;
+       << " position " << p.position << " M " << p.M << " window " << p.window << (p.causal ? "" : " all positions");
 }
 
 /// Runs attention over position + M tokens and compares with softmax in double over the stored values.
@@ -276,6 +329,7 @@ void check_attention(const Problem& p, ThreadPool& threads) {
   args.scale = float(1 / std::sqrt(double(D)));
   args.out = out.data();
   args.out_stride = out_stride;
+  args.causal = p.causal;
   attention(threads, args);
 
   std::vector<std::vector<double>> keys, values;  // [position * n_kv_heads + head]
@@ -290,7 +344,8 @@ void check_attention(const Problem& p, ThreadPool& threads) {
     // Long cases: the ends and a sample between them.
     if (p.M > 40 && m % 13 != 0 && m + 3 < p.M && m > 2) continue;
     for (int64_t h = 0; h < p.n_heads; ++h) {
-      const int64_t now = p.position + m, first = p.window > 0 ? std::max<int64_t>(0, now - p.window + 1) : 0;
+      const int64_t now = p.causal ? p.position + m : total - 1;
+      const int64_t first = p.window > 0 ? std::max<int64_t>(0, now - p.window + 1) : 0;
       std::vector<double> scores;
       double top = -1e300;
       for (int64_t t = first; t <= now; ++t) {
@@ -339,6 +394,18 @@ TEST_P(Attention, Window) {
   for (const int64_t window : {1, 5, 64, 70, 1000})
     for (const auto& [position, M] : {std::pair{0, 1}, {150, 1}, {0, 140}, {130, 9}})
       check_attention({type, head_dim, 2, 1, position, M, window}, pool());
+}
+
+TEST_P(Attention, AllPositions) {
+  const auto [type, head_dim] = GetParam();
+  for (const auto& [position, M] : {std::pair{0, 1}, {0, 2}, {0, 33}, {0, 130}, {61, 5}, {64, 64}, {100, 37}, {200, 1}})
+    check_attention({type, head_dim, 6, 2, position, M, 0, false}, pool());
+}
+
+TEST(AttentionShapes, AllPositionsOverThreads) {
+  ThreadPool one(1), three(3);
+  for (ThreadPool* threads : {&one, &pool(), &three})
+    for (const int64_t M : {7, 97, 600}) check_attention({KvType::f32, 16, 2, 2, 0, M, 0, false}, *threads);
 }
 
 TEST(AttentionShapes, AnyGroup) {

@@ -69,6 +69,18 @@ void swiglu(ThreadPool& pool, const float* gate, const float* up, int64_t count,
   for_values(pool, count, [&](int64_t b, int64_t e) { span(gate + b, up + b, e - b, out + b); });
 }
 
+void add_gated(ThreadPool& pool, const float* y, const float* gate, int64_t M, int64_t K, float* x) {
+  const auto rows = LACUNA_CPU_SELECT(add_gated_rows);
+  for_rows(pool, M, K, [&](int64_t b, int64_t e) { rows(y + b * K, gate, e - b, K, x + b * K); });
+}
+
+void gelu_tanh(ThreadPool& pool, float* x, int64_t M, int64_t K, int64_t stride) {
+  const auto span = LACUNA_CPU_SELECT(gelu_tanh_span);
+  for_rows(pool, M, K, [&](int64_t b, int64_t e) {
+    for (int64_t m = b; m < e; ++m) span(x + m * stride, K);
+  });
+}
+
 void relu(ThreadPool& pool, float* x, int64_t count) {
   const auto span = LACUNA_CPU_SELECT(relu_span);
   for_values(pool, count, [&](int64_t b, int64_t e) { span(x + b, e - b); });
@@ -119,6 +131,7 @@ void attention(ThreadPool& pool, const AttentionArgs& args) {
   if (args.M <= 0) return;
   const int64_t n_kv = args.cache.n_kv_heads, head_dim = args.cache.head_dim;
   assert(n_kv > 0 && args.n_heads % n_kv == 0 && args.position + args.M <= args.cache.capacity);
+  assert(args.causal || args.window == 0);
   const auto run_block = LACUNA_CPU_SELECT(attention_block);
   const auto merge = LACUNA_CPU_SELECT(attention_merge);
   const auto scratch_floats = LACUNA_CPU_SELECT(attention_scratch_floats);

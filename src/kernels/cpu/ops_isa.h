@@ -27,6 +27,8 @@ LACUNA_CPU_DECLARE(void layer_norm_rows(const float* x, const float* weight, con
                                         int64_t K, float* y))
 LACUNA_CPU_DECLARE(void add_span(const float* y, int64_t count, float* x))
 LACUNA_CPU_DECLARE(void swiglu_span(const float* gate, const float* up, int64_t count, float* out))
+LACUNA_CPU_DECLARE(void add_gated_rows(const float* y, const float* gate, int64_t M, int64_t K, float* x))
+LACUNA_CPU_DECLARE(void gelu_tanh_span(float* x, int64_t count))
 LACUNA_CPU_DECLARE(void relu_span(float* x, int64_t count))
 /// y = exp(x), the exponential of every kernel here.
 LACUNA_CPU_DECLARE(void exp_span(const float* x, int64_t count, float* y))

@@ -279,7 +279,7 @@ inline void decode_rows(const AttentionArgs& args, const void* base, int64_t kv_
 inline void attend_token(const AttentionTask& task, int64_t group, int64_t dp, const Scratch& s) {
   const AttentionArgs& args = *task.args;
   const int64_t head_dim = args.cache.head_dim;
-  const int64_t now = args.position + task.token_begin;
+  const int64_t now = args.causal ? args.position + task.token_begin : args.position + args.M - 1;
   const int64_t first = args.window > 0 && now - args.window + 1 > 0 ? now - args.window + 1 : 0;
   const int64_t begin = task.position_begin > first ? task.position_begin : first;
   const int64_t end = task.position_end < now + 1 ? task.position_end : now + 1;
@@ -431,7 +431,9 @@ inline int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? lo
 inline void attend_tokens(const AttentionTask& task, int64_t group, int64_t dp, const Scratch& s) {
   const AttentionArgs& args = *task.args;
   const int64_t window = args.window > 0 ? args.window : INT64_MAX / 2;
-  const int64_t first_now = args.position + task.token_begin, last_now = args.position + task.token_end - 1;
+  // Of the first and the last token; without a causal mask every token sees as much as the last one of all does.
+  const int64_t first_now = args.position + (args.causal ? task.token_begin : args.M - 1);
+  const int64_t last_now = args.position + (args.causal ? task.token_end : args.M) - 1;
   const int64_t begin = clamp(first_now - window + 1, task.position_begin, task.position_end);
   const int64_t end = clamp(last_now + 1, task.position_begin, task.position_end);
   const int64_t tokens = task.token_end - task.token_begin;

@@ -95,6 +95,32 @@ void swiglu_span(const float* gate, const float* up, int64_t count, float* out) 
   map2(gate, up, count, out, [&](Vf g, Vf u) { return hn::Mul(hn::Div(g, hn::Add(one, exp(hn::Neg(g)))), u); });
 }
 
+void add_gated_rows(const float* y, const float* gate, int64_t M, int64_t K, float* x) {
+  const F32 d;
+  for (int64_t m = 0; m < M; ++m, x += K, y += K) {
+    for_vectors(
+        K,
+        [&](int64_t i) {
+          hn::StoreU(hn::MulAdd(hn::LoadU(d, gate + i), hn::LoadU(d, y + i), hn::LoadU(d, x + i)), d, x + i);
+        },
+        [&](int64_t i, size_t n) {
+          for (size_t k = 0; k < n; ++k)
+            x[i + int64_t(k)] = std::fma(gate[i + int64_t(k)], y[i + int64_t(k)], x[i + int64_t(k)]);
+        });
+  }
+}
+
+void gelu_tanh_span(float* x, int64_t count) {
+  const F32 d;
+  const Vf one = hn::Set(d, 1.0f), cubic = hn::Set(d, 0.044715f);
+  const Vf minus_two_root = hn::Set(d, -1.5957691216057308f);  // -2 sqrt(2/pi)
+  // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)); no cancellation.
+  map1(x, count, x, [&](Vf v) {
+    const Vf inner = hn::MulAdd(hn::Mul(cubic, v), hn::Mul(v, v), v);
+    return hn::Div(v, hn::Add(one, exp(hn::Mul(minus_two_root, inner))));
+  });
+}
+
 void relu_span(float* x, int64_t count) {
   const Vf zero = hn::Zero(F32());
   map1(x, count, x, [&](Vf v) { return hn::IfThenElse(hn::Lt(v, zero), zero, v); });  // NaN stays

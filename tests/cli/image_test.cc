@@ -1,0 +1,174 @@
+// `image step`, `image denoise` and `image bench` as a user runs them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "io/float_tensors.h"
+#include "process.h"
+#include "test_support.h"
+
+namespace lacuna::test {
+namespace {
+
+using Json = nlohmann::json;
+
+std::string tiny(const std::string& name) { return fixture("flux_tiny/" + name); }
+
+/// The tensors of a fixture under the names that the program reads: without "in.".
+std::string inputs_file(const TempDir& dir, const std::string& name, const std::string& without = {}) {
+  io::FloatTensors out;
+  for (auto& [key, tensor] : io::read_float_tensors(tiny(name + ".safetensors")))
+    if (key.starts_with("in.") && key.substr(3) != without) out[key.substr(3)] = tensor;
+  const std::string path = dir.file("in_" + name + without + ".safetensors");
+  io::write_float_tensors(path, out);
+  return path;
+}
+
+double distance(const io::FloatTensor& a, const io::FloatTensor& b) {
+  EXPECT_EQ(a.dims, b.dims);
+  EXPECT_EQ(a.values.size(), b.values.size());
+  Largest out;
+  for (size_t i = 0; i < a.values.size(); ++i) out.add(std::abs(double(a.values[i]) - b.values[i]));
+  return out.value();
+}
+
+std::vector<Json> lines_of(const std::string& text) {
+  std::vector<Json> out;
+  for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != text.npos; begin = end + 1)
+    out.push_back(Json::parse(text.substr(begin, end - begin)));
+  return out;
+}
+
+TEST(Image, EveryCommandExplainsItsFlags) {
+  const std::string group = run_lacuna({"image", "--help"}).out;
+  for (const char* command : {"step", "denoise", "bench"}) {
+    EXPECT_NE(group.find(std::string("\n  ") + command), std::string::npos) << command;
+    const Finished help = run_lacuna({"image", command, "--help"});
+    EXPECT_EQ(help.code, 0);
+    for (const char* flag : {"--threads", "--device", "--json", "--help"})
+      EXPECT_NE(help.out.find(flag), std::string::npos) << command << ' ' << flag;
+  }
+}
+
+TEST(ImageStep, PredictsAsDiffusers) {
+  const TempDir dir;
+  for (const char* name : {"dev", "schnell", "moe"}) {
+    const std::string out = dir.file("out.safetensors");
+    const Finished run =
+        run_lacuna({"image", "step", tiny(name), "--inputs", inputs_file(dir, name), "-o", out, "--json"});
+    ASSERT_EQ(run.code, 0) << run.err;
+    const auto file = io::read_float_tensors(tiny(std::string(name) + ".safetensors"));
+    const auto& truth = file.at("f64.sample");
+    // As in flux_test.cc; the outputs are below 8.
+    EXPECT_LE(distance(io::read_float_tensors(out).at("sample"), truth),
+              4 * double(file.at("error.sample").values[0]) + 8 * 0x1p-24);
+    const Json row = lines_of(run.out).at(0);
+    EXPECT_EQ(row.at("batch"), truth.dims[0]);
+    EXPECT_EQ(row.at("tokens"), truth.dims[1]);
+    EXPECT_EQ(row.at("path"), out);
+    EXPECT_GT(row.at("step_s"), 0);
+  }
+}
+
+TEST(ImageStep, SaysWhatIsWrong) {
+  const TempDir dir;
+  const std::string out = dir.file("out.safetensors");
+  const auto error = [&](const std::string& model, const std::string& inputs) {
+    const Finished run = run_lacuna({"image", "step", model, "--inputs", inputs, "-o", out});
+    EXPECT_EQ(run.code, 1);
+    EXPECT_FALSE(std::filesystem::exists(out));
+    return run.err;
+  };
+  EXPECT_THAT(error(tiny("dev"), inputs_file(dir, "dev", "guidance")),
+              testing::AllOf(testing::HasSubstr("tensor guidance is missing"), testing::HasSubstr("in_devguidance")));
+  EXPECT_THAT(error(tiny("schnell"), inputs_file(dir, "dev")),
+              testing::AllOf(testing::HasSubstr("encoder_hidden_states"), testing::HasSubstr("[2, any, 24]")));
+  EXPECT_THAT(error(dir.file("absent"), inputs_file(dir, "dev")), testing::HasSubstr("absent"));
+  EXPECT_THAT(error(tiny("dev"), dir.file("absent")), testing::HasSubstr("absent"));
+  EXPECT_EQ(run_lacuna({"image", "step", tiny("dev")}).code, 2);
+  EXPECT_EQ(run_lacuna({"image"}).code, 2);
+}
+
+TEST(ImageDenoise, FourStepsAreDiffusers) {
+  const TempDir dir;
+  const std::string out = dir.file("out.safetensors");
+  const Finished run = run_lacuna({"image", "denoise", tiny("original"), "--inputs", inputs_file(dir, "denoise"), "-o",
+                                   out, "--steps", "4", "--json"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto file = io::read_float_tensors(tiny("denoise.safetensors"));
+  EXPECT_LE(distance(io::read_float_tensors(out).at("latents"), file.at("f64.unpacked")),
+            4 * double(file.at("error.latents").values[0]) + 8 * 0x1p-24);
+  const Json row = lines_of(run.out).at(0);
+  EXPECT_EQ(row.at("steps"), 4);
+  EXPECT_EQ(row.at("tokens"), 6);
+  EXPECT_EQ(row.at("noise_levels").size(), 5);
+}
+
+TEST(ImageDenoise, NoiseFollowsTheSeed) {
+  const TempDir dir;
+  const std::string inputs = inputs_file(dir, "denoise", "latents");
+  const auto run = [&](const std::string& seed) {
+    const std::string out = dir.file("out" + seed + ".safetensors");
+    const Finished done = run_lacuna({"image", "denoise", tiny("dev"), "--inputs", inputs, "-o", out, "--steps", "2",
+                                      "--height", "32", "--width", "48", "--seed", seed, "--guidance", "2"});
+    EXPECT_EQ(done.code, 0) << done.err;
+    return io::read_float_tensors(out).at("latents");
+  };
+  const io::FloatTensor one = run("1");
+  EXPECT_EQ(one.dims, (std::vector<int64_t>{1, 2, 4, 6}));
+  EXPECT_EQ(one.values, run("1").values);
+  EXPECT_NE(one.values, run("2").values);
+}
+
+TEST(ImageDenoise, SaysWhatIsWrong) {
+  const TempDir dir;
+  const std::string out = dir.file("out.safetensors"), inputs = inputs_file(dir, "denoise");
+  const auto run = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"image", "denoise", tiny("dev"), "--inputs", inputs, "-o", out};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_lacuna(arguments);
+  };
+  EXPECT_EQ(run({"--steps", "0"}).code, 2);
+  EXPECT_EQ(run({"--height", "40"}).code, 2);
+  const std::string schedule = dir.file("scheduler_config.json");
+  std::ofstream(schedule) << R"({"_class_name": "DDIMScheduler"})";
+  EXPECT_THAT(run({"--schedule", schedule}).err, testing::HasSubstr("DDIMScheduler"));
+  EXPECT_FALSE(std::filesystem::exists(out));
+}
+
+TEST(ImageBench, TimesEveryPart) {
+  const Finished run = run_lacuna({"image", "bench", "--synthetic", "tiny", "--layers", "1,1", "--height", "64",
+                                   "--width", "32", "--text-tokens", "3", "--runs", "2", "--json"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  std::set<std::string> parts;
+  double sum = 0, step = 0, flops = 0;
+  for (const Json& row : lines_of(run.out)) {
+    const std::string part = row.at("part");
+    parts.insert(part);
+    EXPECT_EQ(row.at("tokens"), 8);
+    EXPECT_EQ(row.at("layers"), (std::vector<int>{1, 1}));
+    (part == "step" ? step : sum) += double(row.at("min_ms"));
+    if (part == "double_up") flops = double(row.at("tflops")) * double(row.at("median_ms"));
+  }
+  EXPECT_EQ(parts.size(), 16);  // all but router and experts, and the step
+  EXPECT_LE(sum, step * 1.001);
+  EXPECT_NEAR(flops, 2.0 * 8 * 256 * 1024 * 1e-9, 1e-9);
+  const Finished table = run_lacuna(
+      {"image", "bench", tiny("moe"), "--height", "32", "--width", "32", "--text-tokens", "2", "--runs", "1"});
+  EXPECT_EQ(table.code, 0) << table.err;
+  EXPECT_THAT(table.out, testing::AllOf(testing::HasSubstr("expert_up"), testing::HasSubstr("attention")));
+  EXPECT_EQ(run_lacuna({"image", "bench"}).code, 1);
+  EXPECT_EQ(run_lacuna({"image", "bench", "--synthetic", "tiny", "--height", "40"}).code, 2);
+  EXPECT_EQ(run_lacuna({"image", "bench", "--synthetic", "flux.2"}).code, 1);
+  EXPECT_EQ(run_lacuna({"image", "bench", "--synthetic", "tiny", "--layers", "0,0"}).code, 1);
+}
+
+}  // namespace
+}  // namespace lacuna::test
