@@ -15,6 +15,15 @@ struct e4m3 {
 static_assert(sizeof(e4m3) == 1);
 
 inline constexpr float kLargestE4m3 = 448;
+/// The least scale: a normal float whose inverse is one too, so that rows of zeros and of denormals need no branch.
+inline constexpr float kLeastE4m3Scale = 0x1p-126f;
+
+/// Scale of values of which |x| <= most: most / 448, or kLeastE4m3Scale where that is larger. A NaN counts as 0, an
+/// infinity gives an infinite scale.
+constexpr float e4m3_scale(float most) {
+  const float scale = most / kLargestE4m3;
+  return scale > kLeastE4m3Scale ? scale : kLeastE4m3Scale;
+}
 
 constexpr bool is_nan(e4m3 code) { return (code.bits & 0x7f) == 0x7f; }
 

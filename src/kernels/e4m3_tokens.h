@@ -11,16 +11,6 @@
 
 namespace lacuna::kernels {
 
-/// The least scale: a normal float whose inverse is one too, so that rows of zeros and of denormals need no branch.
-inline constexpr float kLeastE4m3Scale = 0x1p-126f;
-
-/// Scale of values of which |x| <= most: most / 448, or kLeastE4m3Scale where that is larger. A NaN counts as 0, an
-/// infinity gives an infinite scale.
-constexpr float e4m3_scale(float most) {
-  const float scale = most / kLargestE4m3;
-  return scale > kLeastE4m3Scale ? scale : kLeastE4m3Scale;
-}
-
 /// Codes and scale of each token: scale = e4m3_scale(max_k |x|), code = to_e4m3(x * (1 / scale)), each operation
 /// rounded to float32 as written, so that every backend returns the same bytes. A NaN in a token has the code NaN; a
 /// token with an infinity has an infinite scale and NaN in the infinity's place: its outputs are NaN, other tokens' are
