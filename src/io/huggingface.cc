@@ -16,6 +16,7 @@
 #include "io/hf_names.h"
 #include "io/hf_tokenizer.h"
 #include "io/json.h"
+#include "io/shards.h"
 
 namespace lacuna::io {
 
@@ -28,24 +29,6 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kGptqConfig = "quantize_config.json";
 constexpr const char* kAwqConfig = "quant_config.json";
 constexpr int64_t kOneThreadBytes = int64_t{1} << 22;  // of weights, which one thread unpacks at once
-
-/// File name -> the tensors to read from it. Empty set: all.
-using Plan = std::map<std::string, std::set<std::string>>;
-
-Plan read_index(const fs::path& path) {
-  const std::string where = path.string();
-  const nlohmann::json index = parse_json_object(read_file(where), where);
-  Plan out;
-  for (const auto& [tensor, file] : JsonObject(index, where).need_object("weight_map").items()) {
-    if (!file.is_string()) throw Error("{}: weight_map: tensor {} must name a file", where, tensor);
-    const auto& name = file.get_ref<const std::string&>();
-    if (name.empty() || name == "." || name == ".." || name.find('/') != name.npos || name.find('\0') != name.npos)
-      throw Error("{}: weight_map: tensor {} names \"{}\", which is no file of this folder", where, tensor, name);
-    out[name].insert(tensor);
-  }
-  if (out.empty()) throw Error("{}: weight_map is empty", where);
-  return out;
-}
 
 /// AutoGPTQ names its one file after the bits: gptq_model-4bit-128g.safetensors. Empty: none, or several.
 std::string gptq_file(const fs::path& folder) {
@@ -60,26 +43,11 @@ std::string gptq_file(const fs::path& folder) {
   return found;
 }
 
-Plan plan_files(const fs::path& folder) {
-  if (file_exists(folder / kIndex)) return read_index(folder / kIndex);
+ShardPlan plan_files(const fs::path& folder) {
+  if (file_exists(folder / kIndex)) return read_shard_index(folder / kIndex);
   if (file_exists(folder / kSingle)) return {{kSingle, {}}};
   if (const std::string name = gptq_file(folder); !name.empty()) return {{name, {}}};
   throw Error("{}: neither {} nor {} is there; only safetensors weights are read", folder.string(), kSingle, kIndex);
-}
-
-void read_file_tensors(const fs::path& path, const std::set<std::string>& wanted, HfFolder& out,
-                       std::vector<FileTensor>& tensors) {
-  const std::string where = path.string();
-  if (!file_exists(path))
-    throw Error("{}: this shard is missing; the index names it for tensor {}", where,
-                wanted.empty() ? "?" : *wanted.begin());
-  out.files.emplace_back(where);
-  auto entries = parse_safetensors(out.files.back().bytes(), where);
-  std::set<std::string_view> missing(wanted.begin(), wanted.end());
-  for (SafetensorsEntry& entry : entries)
-    if (wanted.empty() || missing.erase(entry.name) != 0) tensors.push_back({std::move(entry), where});
-  if (!missing.empty())
-    throw Error("{}: tensor {} is missing; the index says that it is in this file", where, *missing.begin());
 }
 
 /// Tensors that are weights themselves.
@@ -196,10 +164,10 @@ HfFolder open_huggingface(const std::string& path, int threads) {
   HfFolder out;
   out.architecture = config.architecture;
   const std::unique_ptr<Importer> importer = find_importer(folder, config, config_path);
-  const Plan plan = plan_files(folder);
+  const ShardPlan plan = plan_files(folder);
   out.files.reserve(plan.size());
   std::vector<FileTensor> tensors;
-  for (const auto& [name, wanted] : plan) read_file_tensors(folder / name, wanted, out, tensors);
+  for (const auto& [name, wanted] : plan) read_shard(folder / name, wanted, out.files, tensors);
   if (importer)
     add_imported(config, *importer, tensors, threads, out);
   else
