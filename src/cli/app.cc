@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/image.h"
 #include "core/error.h"
 #include "core/say.h"
 #include "core/temporary_name.h"
@@ -90,8 +91,10 @@ int run_checked(int argc, char** argv, std::span<const AddCommand> to_add) {
     print(program.help());  // of the subcommand where one is given
     return 0;
   } catch (const CLI::ParseError& error) {
-    const auto chosen = program.get_subcommands();
-    complain(fmt::format("{}; see `lacuna {}--help`", error.what(), chosen.empty() ? "" : chosen[0]->get_name() + " "));
+    std::string chosen;
+    for (auto at = program.get_subcommands(); !at.empty(); at = at[0]->get_subcommands())
+      chosen += at[0]->get_name() + " ";
+    complain(fmt::format("{}; see `lacuna {}--help`", error.what(), chosen));
     return 2;
   }
   if (version) {
@@ -130,9 +133,9 @@ Action add_compress_launcher(CLI::App& program) {
 }  // namespace
 
 std::span<const AddCommand> runtime_commands() {
-  static constexpr std::array<AddCommand, 13> kCommands = {
+  static constexpr std::array<AddCommand, 14> kCommands = {
       add_pull,       add_run,  add_inspect, add_tokenize, add_quantize,          add_calibrate, add_tune,
-      add_perplexity, add_eval, add_bench,   add_synth,    add_compress_launcher, add_report};
+      add_perplexity, add_eval, add_bench,   add_synth,    add_compress_launcher, add_report,    add_image};
   return kCommands;
 }
 
