@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "cli/command.h"
-#include "cli/image.h"
 #include "core/error.h"
 #include "core/say.h"
 #include "core/temporary_name.h"

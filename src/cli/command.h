@@ -62,6 +62,7 @@ Action add_calibrate(CLI::App& program);
 Action add_tune(CLI::App& program);
 Action add_pull(CLI::App& program);
 Action add_report(CLI::App& program);
+Action add_image(CLI::App& program);
 
 void add_common(CLI::App& command, Common& common);
 void add_gpu(CLI::App& command, GpuFlags& flags);

@@ -1,21 +1,23 @@
+// src/cli/image.cc - `image`: the group of subcommands for diffusion transformers.
 #include "cli/image.h"
 
-#include <memory>
+#include <array>
 
+#include "cli/command.h"
 #include "core/error.h"
 
 namespace lacuna::cli {
 
 Action add_image(CLI::App& program) {
-  CLI::App* image = program.add_subcommand(
-      "image",
-      "Diffusion transformers: store one in FP8 and 2:4. `lacuna image COMMAND --help` explains each command.");
-  image->require_subcommand(1);
-  auto commands = std::make_shared<std::vector<ImageCommand>>(add_image_weights(*image));
-  return [commands]() -> int {
-    for (const auto& [command, action] : *commands)
-      if (command->parsed()) return action();
-    throw Error("no image command given; see `lacuna image --help`");
+  CLI::App* group =
+      program.add_subcommand("image", "Diffusion transformers of the FLUX.1 type: their weights as FP8 and 2:4.");
+  group->require_subcommand(1);
+  std::vector<Action> actions;
+  for (const auto add : {add_image_compress, add_image_policy}) actions.push_back(add(*group));
+  return [group, commands = group->get_subcommands([](CLI::App*) { return true; }), actions] {
+    for (size_t i = 0; i < commands.size(); ++i)
+      if (commands[i]->parsed()) return actions[i]();
+    throw Error("image: no command given; see `lacuna image --help`");
   };
 }
 

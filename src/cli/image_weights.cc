@@ -17,6 +17,10 @@ struct CompressOptions : Common {
   io::MaskOptions files;
 };
 
+struct PolicyOptions : Common {
+  std::string name = "quaspa";
+};
+
 double bits_of(int64_t bytes, int64_t weights) { return weights > 0 ? 8.0 * double(bytes) / double(weights) : 0.0; }
 
 void print_report(const CompressOptions& options, const io::ImageCompressReport& report, double seconds) {
@@ -74,9 +78,11 @@ int compress(const CompressOptions& options) {
   return 0;
 }
 
-ImageCommand add_compress(CLI::App& image) {
+}  // namespace
+
+Action add_image_compress(CLI::App& group) {
   auto options = std::make_shared<CompressOptions>();
-  CLI::App* command = image.add_subcommand(
+  CLI::App* command = group.add_subcommand(
       "compress",
       "Store a diffusion transformer's matrices as FP8 (E4M3 with one scale an output), 2:4 sparse (two of every four "
       "inputs kept), or both, as the policy says. Each row is quantized first, then loses the weights that its mask "
@@ -133,23 +139,26 @@ ImageCommand add_compress(CLI::App& image) {
       ->type_name("A")
       ->group("Masks");
   add_common(*command, *options);
-  return {command, [options] { return compress(*options); }};
+  return [options] { return compress(*options); };
 }
 
-ImageCommand add_policy(CLI::App& image) {
-  auto name = std::make_shared<std::string>("quaspa");
-  CLI::App* command = image.add_subcommand("policy", "Print a policy as the JSON that --policy reads, to start from.");
-  command->add_option("NAME", *name, "one of " + io::image_policy_names() + ", or a policy file, which is checked")
+Action add_image_policy(CLI::App& group) {
+  auto options = std::make_shared<PolicyOptions>();
+  CLI::App* command = group.add_subcommand("policy", "Print a policy as the JSON that --policy reads, to start from.");
+  command
+      ->add_option("NAME", options->name, "one of " + io::image_policy_names() + ", or a policy file, which is checked")
       ->capture_default_str()
       ->type_name("NAME|FILE");
-  return {command, [name] {
-            print(io::ImagePolicy::load(*name).text());
-            return 0;
-          }};
+  add_common(*command, *options);
+  return [options] {
+    check_common(*options);
+    const std::string text = io::ImagePolicy::load(options->name).text();
+    if (options->json)
+      print_json(Json::parse(text));
+    else
+      print(text);
+    return 0;
+  };
 }
-
-}  // namespace
-
-std::vector<ImageCommand> add_image_weights(CLI::App& image) { return {add_compress(image), add_policy(image)}; }
 
 }  // namespace lacuna::cli

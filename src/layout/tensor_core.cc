@@ -87,7 +87,7 @@ bool sound_places(const TensorCoreRow& map, int64_t K, std::span<const std::byte
   const std::byte* index = row.data() + map.index;
   for (int64_t i = 0; i < map.kept; i += 2)
     if (place_of(index, i) >= place_of(index, i + 1)) return false;
-  if (map.groups % 2 != 0 && index[map.groups / 2] >> 4 != std::byte{0}) return false;
+  if (map.groups % 2 != 0 && (index[map.groups / 2] >> 4) != std::byte{0}) return false;
   const int64_t value_bytes = map.scaled ? 1 : 2;
   for (int64_t i = std::max<int64_t>(0, map.kept - 2); i < map.kept; ++i) {
     const auto value = row.subspan(size_t(map.values + i * value_bytes), size_t(value_bytes));

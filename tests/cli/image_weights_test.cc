@@ -32,7 +32,7 @@ void write_model(const std::string& path, int64_t width) {
   out << text << data;
 }
 
-TEST(Image, CompressReportsWhatIsStored) {
+TEST(ImageWeights, CompressReportsWhatIsStored) {
   const TempDir dir;
   const std::string model = dir.file("m.safetensors"), out = dir.file("m.lacuna");
   write_model(model, 64);
@@ -51,7 +51,7 @@ TEST(Image, CompressReportsWhatIsStored) {
   EXPECT_NE(text.find("policy f8, no masks"), std::string::npos) << text;
 }
 
-TEST(Image, InspectShowsTheLayouts) {
+TEST(ImageWeights, InspectShowsTheLayouts) {
   const TempDir dir;
   write_model(dir.file("m.safetensors"), 20);
   output_of({"image", "compress", dir.file("m.safetensors"), "-o", dir.file("m.lacuna")});
@@ -69,10 +69,11 @@ TEST(Image, InspectShowsTheLayouts) {
   EXPECT_NE(output_of({"inspect", dir.file("m.lacuna")}).find("keeps 50.0%"), std::string::npos);
 }
 
-TEST(Image, PolicyIsWhatCompressReads) {
+TEST(ImageWeights, PolicyIsWhatCompressReads) {
   const TempDir dir;
   write_model(dir.file("m.safetensors"), 16);
   std::ofstream(dir.file("p.json")) << output_of({"image", "policy", "f8"});
+  EXPECT_EQ(json_of({"image", "policy", "f8"})["rest"], "bf16");
   const auto own =
       json_of({"image", "compress", dir.file("m.safetensors"), "-o", dir.file("a"), "--policy", dir.file("p.json")});
   const auto built_in =
@@ -81,7 +82,7 @@ TEST(Image, PolicyIsWhatCompressReads) {
 }
 
 // RECIPES 6: a disk that is full, a folder that is not there.
-TEST(Image, ErrorsAreOneLineAndLeaveNothing) {
+TEST(ImageWeights, ErrorsAreOneLineAndLeaveNothing) {
   const TempDir dir;
   const std::string model = dir.file("m.safetensors"), out = dir.file("m.lacuna");
   write_model(model, 256);
@@ -104,7 +105,7 @@ TEST(Image, ErrorsAreOneLineAndLeaveNothing) {
   fails({"image"}, 2, "subcommand");
 }
 
-TEST(Image, HelpOfEachCommand) {
+TEST(ImageWeights, HelpOfEachCommand) {
   EXPECT_NE(output_of({"image", "--help"}).find("compress"), std::string::npos);
   const std::string help = output_of({"image", "compress", "--help"});
   for (const char* flag : {"--policy", "--mask", "--norms", "--gradients", "--mask-file", "--alpha", "--out"})
