@@ -82,20 +82,22 @@ bool sound_values(const TensorCoreRow& map, std::span<const std::byte> values) {
   return std::none_of(values.begin(), values.end(), [](std::byte code) { return is_nan(e4m3{uint8_t(code)}); });
 }
 
-/// Places ascend, the last group's zeros are +0, and so are bits that belong to no group.
+/// Places ascend, the last group keeps the weights that it has to and zeros that are +0, and so are bits of no group.
 bool sound_places(const TensorCoreRow& map, int64_t K, std::span<const std::byte> row) {
   const std::byte* index = row.data() + map.index;
   for (int64_t i = 0; i < map.kept; i += 2)
     if (place_of(index, i) >= place_of(index, i + 1)) return false;
   if (map.groups % 2 != 0 && (index[map.groups / 2] >> 4) != std::byte{0}) return false;
   const int64_t value_bytes = map.scaled ? 1 : 2;
+  int64_t kept = 0;  // weights of the last group
   for (int64_t i = std::max<int64_t>(0, map.kept - 2); i < map.kept; ++i) {
     const auto value = row.subspan(size_t(map.values + i * value_bytes), size_t(value_bytes));
-    if (4 * (i / 2) + place_of(index, i) >= K &&
-        std::any_of(value.begin(), value.end(), [](std::byte byte) { return byte != std::byte{0}; }))
+    if (4 * (i / 2) + place_of(index, i) < K)
+      ++kept;
+    else if (std::any_of(value.begin(), value.end(), [](std::byte byte) { return byte != std::byte{0}; }))
       return false;
   }
-  return true;
+  return map.groups == 0 || kept == kept_of_four(K, map.groups - 1);
 }
 
 bool is_sound(const TensorCoreRow& map, int64_t K, std::span<const std::byte> row) {

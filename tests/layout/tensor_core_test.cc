@@ -223,6 +223,20 @@ TEST(TensorCoreLayouts, DamagedRowsAreFound) {
   }
 }
 
+// A last group that leaves out a weight it has room for, with zeros at the places past the end.
+TEST(TensorCoreLayouts, ALastGroupThatDropsTooManyIsFound) {
+  for (const Id id : {Id::nm24_f8, Id::nm24_bf16}) {
+    for (const auto& [K, index] : {std::pair{1, 0x0e}, {1, 0x09}, {2, 0x0c}, {2, 0x0e}, {3, 0x0c}, {3, 0x0e}}) {
+      std::vector<uint8_t> keep(size_t(K), 1);
+      if (K == 3) keep[1] = 0;
+      std::vector<std::byte> row = encode(id, std::vector<float>(size_t(K), 0.0f), keep);
+      EXPECT_EQ(first_bad_row(get(id), {1, K}, row), -1);
+      row[size_t(tensor_core_row(get(id), K).index)] = std::byte(index);
+      EXPECT_EQ(first_bad_row(get(id), {1, K}, row), 0) << K << " " << index;
+    }
+  }
+}
+
 TEST(TwoOfFour, LargestScoresWinAndTheFirstOfEqualOnes) {
   std::vector<uint8_t> keep(11);
   keep_largest(std::vector<float>{1, 3, 2, 4, 5, 5, 5, 5, 0, 0, 1}, keep);
