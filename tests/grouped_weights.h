@@ -89,7 +89,7 @@ inline GroupedWeight grouped_weight(layout::Id id, int64_t N, int64_t K, uint64_
 inline std::vector<layout::Id> grouped_layouts() {
   std::vector<layout::Id> out;
   for (const layout::Layout& l : layout::all())
-    if (l.family != layout::Family::rows && !l.zigzag) out.push_back(l.id);
+    if (l.family != layout::Family::rows && l.family != layout::Family::tensor_core && !l.zigzag) out.push_back(l.id);
   return out;
 }
 

@@ -90,8 +90,10 @@ int run_checked(int argc, char** argv, std::span<const AddCommand> to_add) {
     print(program.help());  // of the subcommand where one is given
     return 0;
   } catch (const CLI::ParseError& error) {
-    const auto chosen = program.get_subcommands();
-    complain(fmt::format("{}; see `lacuna {}--help`", error.what(), chosen.empty() ? "" : chosen[0]->get_name() + " "));
+    std::string chosen;
+    for (auto at = program.get_subcommands(); !at.empty(); at = at[0]->get_subcommands())
+      chosen += at[0]->get_name() + " ";
+    complain(fmt::format("{}; see `lacuna {}--help`", error.what(), chosen));
     return 2;
   }
   if (version) {

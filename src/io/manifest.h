@@ -5,7 +5,7 @@
 //    "params": {PARAMETER: integer, ...}, "sha256": 64 hex digits of the source tensor's bytes}, ...}}
 // Every key is needed; others are refused. The parameters are those of the layout (layout::parameters): tile_rows of
 // the zigzag layouts, group_size of gq, group_size and octets of bm (bm16: octets), group_size and kept_groups of gs,
-// none of nm24_q4. nnz is N*K but in bm and gs, and half of that in nm24_q4.
+// none of nm24_q4, f8, nm24_f8 and nm24_bf16. nnz is N*K but in bm and gs, and of the nm24 layouts half of that.
 #pragma once
 
 #include <cstdint>

@@ -339,6 +339,9 @@ int64_t rows_of_chunk(const Tensor& tensor, int64_t row_bytes) {
 }
 
 void check_options(const QuantizeOptions& options) {
+  if (!options.keep_source && layout::get(options.layout).family == layout::Family::tensor_core)
+    throw Error("{} is for diffusion transformers: `lacuna image compress` makes it; choose another layout here",
+                layout::get(options.layout).name);
   layout::check_params(layout::get(options.layout), options.params);
   for (const auto& [name, params] : options.tensor_params) layout::check_params(layout::get(options.layout), params);
   for (const auto& [id, what] :

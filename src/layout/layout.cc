@@ -27,6 +27,7 @@
 #include "layout/q5_K.h"
 #include "layout/q6_K.h"
 #include "layout/q8_0.h"
+#include "layout/tensor_core.h"
 #include "layout/zigzag.h"
 
 namespace lacuna::layout {
@@ -257,6 +258,14 @@ constexpr Layout nm24_layout(Id id, std::string_view name, Id row_id) {
   return out;
 }
 
+constexpr Layout tensor_core_layout(Id id, std::string_view name, Id row_id) {
+  Layout out = packed_layout(id, name, Family::tensor_core, row_id);
+  out.size = tensor_core_size;
+  out.decode = decode_tensor_core;
+  out.first_bad = first_bad_tensor_core_row;
+  return out;
+}
+
 constexpr std::array kLayouts = {
     float_layout<encode_f32, decode_f32, is_finite_f32>(Id::f32, "f32", 0, 4),
     float_layout<encode_f16, decode_f16, is_finite_f16>(Id::f16, "f16", 1, 2),
@@ -292,6 +301,9 @@ constexpr std::array kLayouts = {
     group_sparse_layout(Id::gs4, "gs4", 4, Id::q4_K),
     group_sparse_layout(Id::gs8, "gs8", 8, Id::q8_0),
     group_sparse_layout(Id::gs16, "gs16", 16, Id::f16),
+    tensor_core_layout(Id::f8, "f8", Id::q8_0),
+    tensor_core_layout(Id::nm24_f8, "nm24_f8", Id::q8_0),
+    tensor_core_layout(Id::nm24_bf16, "nm24_bf16", Id::bf16),
 };
 constexpr size_t kRowLayouts = size_t(Id::zz2_k);
 
@@ -335,6 +347,10 @@ double Layout::bits_per_weight() const {
   if (family == Family::grouped) return bits + kScaleAndZero;
   if (family == Family::bitmask) return 1 + bits + (bits < 16 ? kScaleAndZero : 0);
   if (family == Family::group_sparse) return bits + (bits < 16 ? (17.0 + bits) / 16 : 1.0 / 16);
+  if (family == Family::tensor_core) {
+    const TensorCoreRow eight = tensor_core_row(*this, 8);
+    return double(eight.bytes - eight.index);
+  }
   return 8.0 * double(block_bytes) / double(zigzag ? kSuperRows : block_cols);
 }
 
@@ -352,6 +368,7 @@ std::span<const Parameter> parameters(const Layout& layout) {
       return kGroupSparseParameters;
     case Family::rows:
     case Family::two_of_four:
+    case Family::tensor_core:
       break;
   }
   return {};
@@ -382,12 +399,17 @@ void check_params(const Layout& layout, Params params) {
                 counts_kept(layout) ? "must be 0 or more" : "always keeps the same number of weights");
 }
 
+bool has_e4m3_codes(const Layout& layout) {
+  return layout.family == Family::tensor_core && tensor_core_row(layout, 0).scaled;
+}
+
 bool counts_kept(const Layout& layout) {
   return layout.family == Family::bitmask || layout.family == Family::group_sparse;
 }
 
 int64_t kept_weights(const Layout& layout, Shape shape, Params params) {
   if (counts_kept(layout)) return params.nnz;
+  if (layout.family == Family::tensor_core) return tensor_core_kept_weights(layout, shape);
   return layout.family == Family::two_of_four ? shape.N * shape.K / 2 : shape.N * shape.K;
 }
 
@@ -437,6 +459,8 @@ void check_bytes(const Layout& layout, Shape shape, std::span<const std::byte> b
   std::string_view what = "a scale that is not finite";
   if (layout.family == Family::grouped) what = "a scale or zero that is not finite, or padding that is not zero";
   if (layout.family == Family::two_of_four) what = "a scale that is not finite, or positions that do not ascend";
+  if (layout.family == Family::tensor_core)
+    what = "a number that is not finite, positions that do not ascend, or padding that is not zero";
   if (counts_kept(layout))
     what = "a number that is not finite, a start that does not follow from the mask, or padding that is not zero";
   throw Error("row {} in {} has {}; the file is damaged", row, layout.name, what);

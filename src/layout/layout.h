@@ -22,6 +22,8 @@ enum class Id : uint8_t {
   gq2, gq3, gq4, gq8, bm2, bm3, bm4, bm8, bm16, nm24_q4,
   // Group-sparse (gs.h).
   gs2, gs3, gs4, gs8, gs16,
+  // FP8 and 2:4 for tensor cores (tensor_core.h).
+  f8, nm24_f8, nm24_bf16,
 };
 // clang-format on
 
@@ -32,6 +34,7 @@ enum class Family : uint8_t {
   bitmask,       // bm.h
   two_of_four,   // nm24_q4.h
   group_sparse,  // codes of the groups of inputs that are kept: gs.h
+  tensor_core,   // FP8 with one scale a row, 2:4 values: tensor_core.h
 };
 
 struct Shape {
@@ -67,7 +70,7 @@ struct Layout {
   std::string_view name;  // as on the command line and in `inspect`: "q4_K"
   int ggml_type;          // type number in GGUF; -1: stored as an I8 tensor described by lacuna.manifest
   int64_t block_cols;     // K must be a multiple of this
-  int64_t block_bytes;    // bytes of block_cols weights of one row; zigzag: of 256 outputs of one column; gq, bm, gs: 0
+  int64_t block_bytes;    // bytes of block_cols weights of one row; zigzag: of 256 outputs of one column; others: 0
 
   int64_t (*size)(const Layout&, Shape, Params);
 
@@ -96,7 +99,8 @@ struct Layout {
   int64_t size_bytes(Shape shape, Params params = {}) const;
   /// Bytes of one row of a row layout; zigzag: of 256 outputs.
   int64_t row_bytes(int64_t K) const { return K / block_cols * block_bytes; }
-  /// Of a gq or bm layout: with groups of 128, of a gs layout: of 16; all weights kept.
+  /// Of a gq or bm layout: with groups of 128, of a gs layout: of 16; all weights kept. Of f8 and nm24_f8: without the
+  /// scale of a row.
   double bits_per_weight() const;
 };
 
@@ -126,9 +130,12 @@ void project_row(const Layout& layout, std::span<float> w, std::span<const float
 void decode_rows(const Layout& layout, Shape shape, std::span<const std::byte> bytes, int64_t row0, int64_t rows,
                  float* out, Params params = {});
 
+/// Whether weights are E4M3 codes, which E4M3 activations are multiplied with: f8 and nm24_f8.
+bool has_e4m3_codes(const Layout& layout);
 /// Whether matrices of a layout keep numbers of weights of their own: bm and gs.
 bool counts_kept(const Layout& layout);
-/// Weights that are kept: all of them, half of nm24_q4's, params.nnz of a bm or gs layout.
+/// Weights that are kept: all of them, half of a 2:4 layout's (tensor_core.h says which of a last group), params.nnz of
+/// a bm or gs layout.
 int64_t kept_weights(const Layout& layout, Shape shape, Params params);
 
 /// Layout::first_bad; of a bad superblock the first output.

@@ -388,6 +388,8 @@ int64_t synthesize(const ModelShape& shape, const std::string& path, const Synth
 layout::Params random_params(const layout::Layout& layout, layout::Shape shape, layout::Params params,
                              double weight_sparsity) {
   const bool masked = layout::counts_kept(layout);
+  if (layout.family == layout::Family::tensor_core)
+    throw Error("there are no random models in {}; choose another layout", layout.name);
   if (!(weight_sparsity >= 0 && weight_sparsity < 1))
     throw Error("a weight sparsity of {}; it must lie between 0 and 1", weight_sparsity);
   if (weight_sparsity != 0 && !masked && !(layout.family == layout::Family::two_of_four && weight_sparsity == 0.5))

@@ -18,6 +18,7 @@
 #include "kernels/cpu/linear_kernel.h"
 #include "kernels/support.h"
 #include "layout/layout.h"
+#include "tensor_core_weights.h"
 
 namespace lacuna {
 namespace {
@@ -257,6 +258,14 @@ TEST_P(LinearKernels, NoRowOfTheTableIsLeftOut) {
             ran.insert(table.kernels[i].name);
       }
     }
+  }
+  for (const layout::Id id : test::tensor_core_layouts()) {
+    const test::TensorCoreWeight w = test::tensor_core_weight(id, 19, 64, 3);
+    const WeightView view{"w", w.layout, w.shape, w.bytes};
+    const std::string line = cpu::make_linear_group(isa, {&view, 1}, pool(), Prepare::automatic)->explain();
+    for (int i = 0; i < table.count; ++i)
+      if (line.find(std::string(table.kernels[i].one_name) + " ") != std::string::npos)
+        ran.insert(table.kernels[i].name);
   }
   EXPECT_EQ(int(ran.size()), table.count) << "a kernel of the table ran nowhere";
 }

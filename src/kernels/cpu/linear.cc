@@ -14,6 +14,7 @@
 #include "kernels/cpu/quantized_inputs.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/zigzag_group.h"
+#include "kernels/e4m3_tokens.h"
 
 namespace lacuna::cpu {
 
@@ -139,6 +140,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
   void reserve(int64_t M) override {
     scratch<Scratch::inputs>(inputs_.bytes(std::clamp<int64_t>(M, 2, kChunk)));
     scratch<Scratch::masked>(size_t(K_) * sizeof(float));
+    if (rounds_) scratch<Scratch::rounded>(size_t(std::min(M, kChunk) * K_) * sizeof(float));
   }
 
   int64_t weight_bytes() const override {
@@ -184,6 +186,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
       MappedFile::release(view.bytes);
     }
     part.need = inputs_.need(part.kernel->needs);
+    rounds_ = rounds_ || part.kernel->needs.e4m3;
     if (const int64_t skips = part.kernel->skips; skips > 0) {
       const auto same = [&](const ActiveGroups& groups) { return groups.group == skips; };
       const auto found = std::find_if(active_groups_.begin(), active_groups_.end(), same);
@@ -226,6 +229,7 @@ class CpuLinearGroup final : public kernels::LinearGroup {
     const int64_t quantized = planes ? 2 : M;     // tokens as the kernels see them
     std::byte* memory = inputs_.any() ? scratch<Scratch::inputs>(inputs_.bytes(quantized)) : nullptr;
     const float* rows = x.x + m0 * x.stride;
+    const float* rounded = rounds_ ? round_tokens(rows, x.stride, M) : nullptr;
     if (planes)
       inputs_.quantize_planes(rows, memory);
     else if (inputs_.any())
@@ -249,8 +253,8 @@ class CpuLinearGroup final : public kernels::LinearGroup {
         a.x = inputs_.tile(memory, quantized, first, planes ? 2 : std::min(tile, M - first), part.need);
       else
         a.x.tokens = std::min(tile, M - first);
-      a.x.x = rows + first * x.stride;
-      a.x.x_stride = x.stride;
+      a.x.x = part.kernel->needs.e4m3 ? rounded + first * K_ : rows + first * x.stride;
+      a.x.x_stride = part.kernel->needs.e4m3 ? K_ : x.stride;
       const Output& out = y[size_t(item.part)];
       a.y = out.y + (m0 + first) * out.stride;
       a.y_stride = out.stride;
@@ -264,6 +268,15 @@ class CpuLinearGroup final : public kernels::LinearGroup {
     pool_.parallel_for(count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) run_item(i);
     });
+  }
+
+  /// M tokens as their E4M3 codes and scales stand for them: [M, K].
+  const float* round_tokens(const float* rows, int64_t stride, int64_t M) {
+    auto* rounded = reinterpret_cast<float*>(scratch<Scratch::rounded>(size_t(M * K_) * sizeof(float)));
+    pool_.parallel_for(M, 1, [&](int64_t begin, int64_t end) {
+      kernels::project_per_token(rows + begin * stride, stride, end - begin, K_, rounded + begin * K_);
+    });
+    return rounded;
   }
 
   /// Each worker has a contiguous share of the items, and helps the others once it has none left.
@@ -286,7 +299,8 @@ class CpuLinearGroup final : public kernels::LinearGroup {
   std::vector<Item> one_items_, many_items_;
   std::vector<Share> shares_;  // one a worker
   std::vector<ActiveGroups> active_groups_;
-  bool skips_ = false;  // they are those of the token that runs
+  bool skips_ = false;   // they are those of the token that runs
+  bool rounds_ = false;  // some part's kernel wants tokens rounded to E4M3
 };
 
 /// Zigzag and row weights that read one input.

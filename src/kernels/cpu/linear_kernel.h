@@ -44,6 +44,7 @@ struct ActivationNeeds {
   bool sums = false;  // the layout has mins: scaled sums per `group`
   /// gs layouts: inputs of a group; a single token is given by units and groups too (ActivationTile). 0: not
   int sparse_group = 0;
+  bool e4m3 = false;  // float inputs, each token rounded to E4M3 first (kernels/e4m3_tokens.h)
   bool operator==(const ActivationNeeds&) const = default;
 };
 

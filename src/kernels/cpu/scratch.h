@@ -15,6 +15,7 @@ enum class Scratch : uint8_t {
   partials,  // of the caller: tasks leave their partial results there
   inputs,    // of the caller: quantized or gathered inputs of a linear group
   masked,    // of the caller: inputs with zeros where they do not count
+  rounded,   // of the caller: inputs rounded to E4M3
 };
 
 /// Never null, also for 0 bytes.

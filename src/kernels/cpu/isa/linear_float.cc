@@ -92,6 +92,7 @@ bool can_decode(const Problem& p) {
   const layout::Layout& layout = layout::get(p.layout);
   return layout.family != layout::Family::rows && !layout.zigzag;
 }
+bool can_decode_e4m3(const Problem& p) { return can_decode(p) && layout::has_e4m3_codes(layout::get(p.layout)); }
 int64_t decoded_bytes(int64_t K) { return kPanelRows * K * int64_t(sizeof(float)); }
 void run_decoded(const LinearArgs& a) {
   for (int64_t n = a.row0; n < a.row1; n += kPanelRows) {
@@ -107,6 +108,16 @@ void run_decoded(const LinearArgs& a) {
   }
 }
 constexpr LinearKernel kDecodedKernels[] = {
+    {"decoded_e4m3",
+     can_decode_e4m3,
+     {.e4m3 = true},
+     nullptr,
+     nullptr,
+     "gemv_decoded_e4m3",
+     "gemm_decoded_e4m3",
+     run_decoded,
+     run_decoded,
+     decoded_bytes},
     {"decoded",
      can_decode,
      {},
@@ -127,7 +138,7 @@ constexpr LinearKernel kFloatKernels[] = {
 
 }  // namespace
 
-KernelList decoded_kernels() { return {kDecodedKernels, 1}; }
+KernelList decoded_kernels() { return {kDecodedKernels, sizeof(kDecodedKernels) / sizeof(kDecodedKernels[0])}; }
 KernelList float_kernels() { return {kFloatKernels, sizeof(kFloatKernels) / sizeof(kFloatKernels[0])}; }
 
 }  // namespace lacuna::cpu::LACUNA_ISA
