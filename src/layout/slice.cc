@@ -13,6 +13,7 @@
 #include "layout/gs.h"
 #include "layout/octet.h"
 #include "layout/row_work.h"
+#include "layout/tensor_core.h"
 #include "layout/zigzag.h"
 
 namespace lacuna::layout {
@@ -161,6 +162,19 @@ void slice_group_sparse(const Layout& layout, Shape shape, Params params, Params
                 out.data() + to.zero + int64_t(i) / kOctet * bits);
 }
 
+void slice_tensor_core(const Layout& layout, Shape shape, std::span<const std::byte> bytes, const Slice& s,
+                       std::span<std::byte> out, ThreadPool* pool) {
+  const TensorCoreRow from = tensor_core_row(layout, shape.K), to = tensor_core_row(layout, s.columns);
+  const int64_t width = from.scaled ? 1 : 2, first = from.sparse ? s.column0 / 2 : s.column0;
+  each_row(s.rows, pool, [&](int64_t n) {
+    const std::byte* const source = bytes.data() + (s.row0 + n) * from.bytes;
+    std::byte* const target = out.data() + n * to.bytes;
+    if (to.scaled) std::memcpy(target, source, sizeof(float));
+    if (to.sparse) std::memcpy(target + to.index, source + from.index + s.column0 / 8, size_t(to.values - to.index));
+    std::memcpy(target + to.values, source + from.values + first * width, size_t(to.kept * width));
+  });
+}
+
 }  // namespace
 
 int64_t row_unit(const Layout& layout) { return layout.zigzag ? kSuperRows : 1; }
@@ -176,6 +190,8 @@ int64_t column_unit(const Layout& layout, Shape shape, Params params) {
       return params.group_size;
     case Family::zigzag:
       return 1;
+    case Family::tensor_core:
+      return tensor_core_row(layout, shape.K).sparse ? kOctet : 1;
     case Family::rows:
     case Family::two_of_four:
       break;
@@ -230,6 +246,9 @@ std::vector<std::byte> slice_bytes(const Layout& layout, Shape shape, Params par
       break;
     case Family::group_sparse:
       slice_group_sparse(layout, shape, params, sliced, bytes, s, out, pool);
+      break;
+    case Family::tensor_core:
+      slice_tensor_core(layout, shape, bytes, s, out, pool);
       break;
   }
   return out;

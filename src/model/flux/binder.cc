@@ -7,7 +7,9 @@ namespace lacuna::model::flux {
 namespace {
 
 /// Whether the bytes of a matrix are those of its rows, one after the other.
-bool rows_lie_apart(const layout::Layout& layout) { return layout.family == layout::Family::rows; }
+bool rows_lie_apart(const layout::Layout& layout) {
+  return layout.family == layout::Family::rows || layout.family == layout::Family::tensor_core;
+}
 
 }  // namespace
 
