@@ -10,6 +10,7 @@
 #include "grouped_weights.h"
 #include "layout/layout.h"
 #include "layout/zigzag.h"
+#include "tensor_core_weights.h"
 
 namespace lacuna::test {
 
@@ -29,6 +30,8 @@ struct Matrix {
 /// Random weights; params: of gq, bm, gs and zigzag layouts.
 inline Matrix random_matrix(layout::Id id, layout::Shape shape, layout::Params params, uint64_t seed = 5) {
   const layout::Layout& stored = layout::get(id);
+  if (stored.family == layout::Family::tensor_core)
+    return {&stored, shape, {}, tensor_core_weight(id, shape.N, shape.K, seed).bytes};
   if (stored.family != layout::Family::rows && !stored.zigzag) {
     GroupedWeight made = grouped_weight(id, shape.N, shape.K, seed,
                                         {.group_size = params.group_size, .sparsity = 0.4, .dropped_row = shape.N / 2});

@@ -15,6 +15,7 @@
 #include "io/gguf_writer.h"
 #include "io/image_checkpoint.h"
 #include "io/json.h"
+#include "layout/row_work.h"
 #include "layout/tensor_core.h"
 
 namespace lacuna::io {
@@ -61,13 +62,15 @@ std::vector<Job> plan_jobs(const ImageCheckpoint& source, const ImagePolicy& pol
 }
 
 std::string architecture_of(const ImageCheckpoint& source) {
-  for (const char* blocks : {"single_transformer_blocks.", "single_blocks."}) {
+  for (const char* blocks : {"single_transformer_blocks.", "single_blocks.", "double_blocks."}) {
     const auto first = source.tensors().lower_bound(blocks);
     if (first != source.tensors().end() && first->first.starts_with(blocks)) return "flux";
   }
   if (!source.config().empty()) {
     const nlohmann::json config = parse_json_object(source.config(), source.config_path());
-    if (const auto name = JsonObject(config, source.config_path()).string("_class_name")) return *name;
+    const auto name = JsonObject(config, source.config_path()).string("_class_name");
+    if (name == "FluxTransformer2DModel") return "flux";
+    if (name) return *name;
   }
   return "unknown";
 }
@@ -129,6 +132,12 @@ class Compressor {
     if (const int64_t bad = layout::find_non_finite(w_); bad >= 0)
       throw Error("{}: tensor {}: the weight of row {}, input {} is {}; a model with such weights is broken",
                   source_.file_of(tensor.name), tensor.name, row0 + bad / shape.K, bad % shape.K, w_[size_t(bad)]);
+    if (job.to->id == layout::Id::f16)
+      for (size_t i = 0; i < w_.size(); ++i)
+        if (std::fabs(w_[i]) > layout::kLargestHalf)
+          throw Error("{}: tensor {}: the weight of row {}, input {} is {}, more than f16 holds; store it as bf16",
+                      source_.file_of(tensor.name), tensor.name, row0 + int64_t(i) / shape.K, int64_t(i) % shape.K,
+                      w_[i]);
     bytes_.resize(size_t(job.to->size_bytes(shape)));
     naming_file(tensor.name, [&] { encode(job, row0, shape); });
     writer_.write(bytes_);

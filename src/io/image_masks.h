@@ -10,6 +10,9 @@
 //              of the values of input j; its channel shuffle is not done.)
 //   file       a mask that another program made
 //
+// The last two formulae are as we understand the papers' texts; they have not been compared with the authors' code,
+// and alpha of e-sparse is ours.
+//
 // Files are safetensors with tensors named by the weight, as the checkpoint names it:
 //   norms      NAME.norm [K], and for e-sparse NAME.entropy [K]; F32, F16 or BF16
 //   gradients  NAME [N, K]: G; F32, F16 or BF16

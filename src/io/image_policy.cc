@@ -23,11 +23,18 @@ constexpr std::string_view kSource = "source";
 constexpr std::array kLayouts = {Id::f8, Id::nm24_f8, Id::nm24_bf16, Id::bf16, Id::f16, Id::f32};
 
 constexpr std::string_view kImage[] = {
-    "transformer_blocks.*.attn.to_q.weight",     "transformer_blocks.*.attn.to_k.weight",
-    "transformer_blocks.*.attn.to_v.weight",     "transformer_blocks.*.attn.to_out.0.weight",
-    "transformer_blocks.*.ff.net.0.proj.weight", "transformer_blocks.*.ff.net.2.weight",
-    "double_blocks.*.img_attn.qkv.weight",       "double_blocks.*.img_attn.proj.weight",
-    "double_blocks.*.img_mlp.0.weight",          "double_blocks.*.img_mlp.2.weight",
+    "transformer_blocks.*.attn.to_q.weight",
+    "transformer_blocks.*.attn.to_k.weight",
+    "transformer_blocks.*.attn.to_v.weight",
+    "transformer_blocks.*.attn.to_out.0.weight",
+    "transformer_blocks.*.ff.net.0.proj.weight",
+    "transformer_blocks.*.ff.net.2.weight",
+    "double_blocks.*.img_attn.qkv.weight",
+    "double_blocks.*.img_attn.proj.weight",
+    "double_blocks.*.img_mlp.0.weight",
+    "double_blocks.*.img_mlp.2.weight",
+    "transformer_blocks.*.ff.experts.*.net.0.proj.weight",
+    "transformer_blocks.*.ff.experts.*.net.2.weight",
 };
 constexpr std::string_view kSingle[] = {
     "single_transformer_blocks.*.attn.to_q.weight",
@@ -35,6 +42,8 @@ constexpr std::string_view kSingle[] = {
     "single_transformer_blocks.*.attn.to_v.weight",
     "single_transformer_blocks.*.proj_mlp.weight",
     "single_transformer_blocks.*.proj_out.weight",
+    "single_transformer_blocks.*.ff.experts.*.net.0.proj.weight",
+    "single_transformer_blocks.*.ff.experts.*.net.2.weight",
     "single_blocks.*.linear1.weight",
     "single_blocks.*.linear2.weight",
 };

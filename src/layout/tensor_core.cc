@@ -5,6 +5,7 @@
 #include <cassert>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "core/checked_math.h"
@@ -104,7 +105,8 @@ bool is_sound(const TensorCoreRow& map, int64_t K, std::span<const std::byte> ro
   if (map.scaled) {
     float scale;
     std::memcpy(&scale, row.data(), kScaleBytes);
-    if (!(scale >= 0 && std::isfinite(scale))) return false;
+    if (!(scale >= 0 && scale <= std::numeric_limits<float>::max() / kLargestE4m3))
+      return false;  // no weight is infinite
   }
   return sound_values(map, row.subspan(size_t(map.values))) && (!map.sparse || sound_places(map, K, row));
 }

@@ -18,6 +18,8 @@
 #include "io/gguf_writer.h"
 #include "layout/fallback.h"
 #include "layout/grouped.h"
+#include "layout/tensor_core.h"
+#include "layout/two_of_four.h"
 #include "layout/zigzag.h"
 
 namespace lacuna::model {
@@ -322,6 +324,25 @@ std::vector<float> vector_values(const Part& part, const ModelShape& shape) {
   return out;
 }
 
+/// Normal weights; of every four the two largest where the layout is 2:4.
+void encode_random(const layout::Layout& layout, layout::Shape shape, uint64_t seed, ThreadPool& pool,
+                   std::span<std::byte> out) {
+  const auto K = size_t(shape.K);
+  std::vector<float> w(size_t(shape.N) * K), sizes(w.size());
+  std::vector<uint8_t> keep(layout::tensor_core_row(layout, shape.K).sparse ? w.size() : 0);
+  const float deviation = 1 / std::sqrt(float(K));
+  pool.parallel_for(shape.N, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      Rng rng(seed ^ uint64_t(n) << 8);
+      for (size_t i = size_t(n) * K; i < size_t(n + 1) * K; ++i)
+        w[i] = deviation * float(rng.normal()), sizes[i] = std::fabs(w[i]);
+      if (!keep.empty())
+        layout::keep_largest(std::span(sizes).subspan(size_t(n) * K, K), std::span(keep).subspan(size_t(n) * K, K));
+    }
+  });
+  layout::encode_tensor_core(layout, shape, w, keep, out, &pool);
+}
+
 }  // namespace
 
 int64_t synthesize(const ModelShape& shape, const std::string& path, const SynthOptions& options, ThreadPool& pool) {
@@ -415,6 +436,10 @@ HugeBuffer random_matrix(const layout::Layout& layout, layout::Shape shape, layo
                          ThreadPool& pool, double weight_sparsity) {
   layout::check_params(layout, params);
   HugeBuffer out(size_t(layout.size_bytes(shape, params)));
+  if (layout.family == layout::Family::tensor_core) {
+    encode_random(layout, shape, seed, pool, out.bytes());
+    return out;
+  }
   if (layout.family != layout::Family::rows && !layout.zigzag) {
     const auto bytes = random_codes(layout, shape, params, weight_sparsity, seed, pool);
     if (bytes.size() != out.size())

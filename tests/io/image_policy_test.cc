@@ -26,6 +26,9 @@ TEST(ImagePolicy, TheDefaultIsThePapers) {
   const std::string dual = "transformer_blocks.18.", one = "single_transformer_blocks.37.";
   for (const char* part : {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.0.proj", "ff.net.2"})
     EXPECT_EQ(chosen(policy, dual + part + ".weight"), "nm24_f8") << part;
+  for (const std::string& blocks : {dual, one})
+    for (const char* part : {"net.0.proj", "net.2"})
+      EXPECT_EQ(chosen(policy, blocks + "ff.experts.7." + part + ".weight"), "nm24_f8") << blocks << part;
   for (const char* part : {"attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
                            "ff_context.net.0.proj", "ff_context.net.2"})
     EXPECT_EQ(chosen(policy, dual + part + ".weight"), "f8") << part;
@@ -41,8 +44,8 @@ TEST(ImagePolicy, TheDefaultIsThePapers) {
        {"x_embedder.weight", "context_embedder.weight", "proj_out.weight", "norm_out.linear.weight",
         "transformer_blocks.0.norm1.linear.weight", "transformer_blocks.0.norm1_context.linear.weight",
         "single_transformer_blocks.0.norm.linear.weight", "time_text_embed.timestep_embedder.linear_1.weight",
-        "img_in.weight", "double_blocks.0.img_mod.lin.weight", "single_blocks.0.modulation.lin.weight",
-        "final_layer.linear.weight"})
+        "transformer_blocks.0.ff.gate.weight", "img_in.weight", "double_blocks.0.img_mod.lin.weight",
+        "single_blocks.0.modulation.lin.weight", "final_layer.linear.weight"})
     EXPECT_EQ(chosen(policy, name), "bf16") << name;
 }
 

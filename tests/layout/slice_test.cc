@@ -95,6 +95,8 @@ TEST(Slice, UnitsAreWhatLiesTogether) {
   EXPECT_EQ(column_unit(get(Id::bm4), shape, {.group_size = 12}), 24);
   EXPECT_EQ(column_unit(get(Id::bm16), shape, {}), 8);
   EXPECT_EQ(column_unit(get(Id::gs4), shape, {.group_size = 16}), 16);
+  EXPECT_EQ(column_unit(get(Id::f8), shape, {}), 1);
+  EXPECT_EQ(column_unit(get(Id::nm24_f8), shape, {}), 8);
 }
 
 }  // namespace

@@ -75,6 +75,9 @@ Config infer(const io::ImageCheckpoint& checkpoint) {
   out.guidance = checkpoint.find("guidance_in.in_layer.weight") != nullptr;
   out.mlp_width = out.n_double > 0 ? require(checkpoint, "double_blocks.0.img_mlp.0.weight").shape.N
                                    : require(checkpoint, "single_blocks.0.linear1.weight").shape.N - 3 * width;
+  if (out.mlp_width < 1)
+    throw Error("{}: single_blocks.0.linear1.weight has {} rows, but q, k and v alone take {}", checkpoint.path(),
+                out.mlp_width + 3 * width, 3 * width);
   check_config(out, checkpoint.path());
   return out;
 }

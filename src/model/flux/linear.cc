@@ -34,10 +34,4 @@ void GroupedLinear::run(const float* x, std::span<const int64_t> offsets, float*
   }
 }
 
-int64_t GroupedLinear::weight_bytes() const {
-  int64_t bytes = 0;
-  for (const Linear& expert : experts_) bytes += expert.weight_bytes();
-  return bytes;
-}
-
 }  // namespace lacuna::model::flux

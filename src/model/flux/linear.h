@@ -23,7 +23,6 @@ class Linear {
   int64_t K() const { return K_; }
   /// Rows of all parts.
   int64_t N() const { return N_; }
-  int64_t weight_bytes() const { return group_->weight_bytes(); }
 
  private:
   std::unique_ptr<kernels::LinearGroup> group_;
@@ -38,7 +37,6 @@ class GroupedLinear {
   /// x: [M, K]; y: [M, N]; rows [offsets[e], offsets[e + 1]) are expert e's. offsets: [experts + 1], from 0 to M,
   /// ascending; an expert may have no row.
   void run(const float* x, std::span<const int64_t> offsets, float* y);
-  int64_t weight_bytes() const;
 
  private:
   std::vector<Linear> experts_;

@@ -39,6 +39,8 @@ using Observer = std::function<void(std::string_view name, std::span<const float
 
 class Net {
  public:
+  Net(const Net&) = delete;  // its workspace refers to its configuration
+  Net& operator=(const Net&) = delete;
   /// Binds and prepares every weight; the checkpoint and the pool must outlive the net. Throws Error naming tensor and
   /// file.
   Net(const io::ImageCheckpoint& checkpoint, ThreadPool& pool);

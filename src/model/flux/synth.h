@@ -25,7 +25,7 @@ const ImageShape& find_image_shape(std::string_view name);
 /// Weights of a config.
 int64_t count_parameters(const Config& config);
 
-/// Matrices of the blocks in `layout` (row layouts), the others in bf16, normal with variance 1/K; norms 1, biases 0.
+/// Matrices of the blocks in `layout`, the others in bf16, normal with variance 1/K; norms 1, biases 0.
 /// Throws Error for a layout that does not fit a matrix.
 io::ImageCheckpoint random_checkpoint(std::string_view name, const Config& config, layout::Id layout, uint64_t seed,
                                       ThreadPool& pool);
