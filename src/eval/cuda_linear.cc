@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -122,6 +121,9 @@ Bench::Bench(const model::LinearLayers& layers, ThreadPool& pool, const CudaLine
     : options_(options),
       layout_(layout::get(options.layout)),
       n_layers_(options.n_layers > 0 ? options.n_layers : layers.n_layers) {
+  if (int64_t(layers.groups.size()) * n_layers_ < 2)
+    throw Error(
+        "one product alone stays in the cache, and a launch clears the outputs of the next: give --layers 2 or more");
   // What no kernel reads is refused first.
   if (layout_.family == Family::zigzag)
     cuda::column_form(layout_);
@@ -243,8 +245,8 @@ void Bench::upload() {
       const auto put = [&](int64_t base) {
         return [this, base](int64_t at, std::span<const std::byte> bytes) { weights_.upload(bytes, base + at); };
       };
-      cuda::lay_out(kind.groups, nullptr, put(kind.codes_at));
-      if (!kind.groups.quads.empty()) cuda::lay_out(kind.chunks, nullptr, put(kind.chunks_at));
+      cuda::each_part(kind.groups, put(kind.codes_at));
+      if (!kind.groups.quads.empty()) cuda::each_part(kind.chunks, put(kind.chunks_at));
     }
     for (size_t i = 0; i < kind.rows.size(); ++i) weights_.upload(kind.rows[i].bytes(), kind.rows_at[i]);
     inputs_.upload(std::as_bytes(std::span(kind.x)), kind.x_at);
@@ -273,9 +275,8 @@ Columns Bench::columns(int64_t layer, size_t kind) const {
 Groups Bench::groups(int64_t layer, size_t kind, Mode mode) const {
   const std::byte* const base = weights_.data() + layer * layer_bytes_;
   const Kind& k = kinds_[kind];
-  const auto put = [](int64_t, std::span<const std::byte>) {};
-  return is_of_chunks(mode) && !k.groups.quads.empty() ? cuda::lay_out(k.chunks, base + k.chunks_at, put)
-                                                       : cuda::lay_out(k.groups, base + k.codes_at, put);
+  return is_of_chunks(mode) && !k.groups.quads.empty() ? cuda::laid_out(k.chunks, base + k.chunks_at)
+                                                       : cuda::laid_out(k.groups, base + k.codes_at);
 }
 
 void Bench::launch(Mode mode, const std::vector<Choice>& choices, bool keep_first) {

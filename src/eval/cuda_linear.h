@@ -35,7 +35,8 @@ struct CudaLinearResult {
   cuda::DeviceInfo device;
   double ceiling_gb_s = 0;
   /// Dense: one row. Sparse: each kernel collects its active inputs; lists that are ready; lists made by a kernel of
-  /// their own before each product. Group-sparse: stream-K, slice-K, 8-bit inputs, multiply-adds.
+  /// their own before each product. Group-sparse: stream-K, slice-K, 8-bit inputs; as
+  /// chunks tensor cores, where that is another form, and multiply-adds.
   std::vector<BenchRow> rows;
   std::vector<std::string> plans;                        // of each row: what was measured to be fastest
   std::vector<std::optional<model::CudaShares>> shares;  // of each row, where whole tokens were timed

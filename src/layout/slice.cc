@@ -6,7 +6,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "core/error.h"
 #include "layout/bm.h"
 #include "layout/gq.h"
 #include "layout/grouped.h"

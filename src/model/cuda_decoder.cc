@@ -8,7 +8,6 @@
 #include <functional>
 #include <iterator>
 #include <map>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -640,6 +639,7 @@ int32_t CudaDecoder::next(std::span<const int32_t> ids, Sampler& sampler) {
   Impl& d = *impl_;
   const int64_t N = d.config.n_vocab, k = std::min(sampler.wanted(), N);
   if (k < 1 || k > kMostCandidates || N > kMostVocabulary) return Engine::next(ids, sampler);
+  if (d.cards.size() > 1) d.wait();  // an allocation would wait for ever where another device has failed
   const auto at_least = [&](cuda::Buffer& buffer, int64_t bytes, const char* what) {
     if (buffer.bytes() >= bytes) return false;
     buffer = d.lead().take(bytes, what);

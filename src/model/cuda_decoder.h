@@ -52,9 +52,9 @@ struct CudaTuning {
 };
 
 /// Models with rotary positions, norms before their half blocks and embeddings of the model's own width; weights in any
-/// mix of zigzag and row layouts, embedding and head in row layouts. Eight dense tokens and more run at once, up to
-/// 512, with weights and inputs rounded to f16 (kernels/cuda/gemm.h). The first layers may run on the CPU, as its
-/// decoder runs them: the device waits for them in each token. Or every layer is split over several devices.
+/// mix of zigzag, group-sparse and row layouts, embedding and head in row layouts. Eight dense tokens and more run at
+/// once, up to 512, with weights and inputs rounded to f16 (kernels/cuda/gemm.h). The first layers may run on the CPU,
+/// as its decoder runs them: the device waits for them in each token. Or every layer is split over several devices.
 class CudaDecoder final : public Engine {
  public:
   /// Prepares and uploads. Throws Error naming the tensor, the layout or the feature that does not run on CUDA, and,

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <numeric>
 #include <type_traits>
 
 #include "core/error.h"
@@ -156,8 +154,8 @@ KeptRun CudaShard::upload_kept(std::span<const WeightView> parts, int64_t at, cu
   const cuda::PreparedGroups prepared = cuda::prepare_groups(parts, pool);
   cuda::Buffer& buffer = buffers.emplace_back(take(cuda::laid_out_bytes(prepared), "weights"));
   KeptRun run = {prepared.layout, {}, {}, at};
-  run.groups = cuda::lay_out(prepared, buffer.data(),
-                             [&](int64_t to, std::span<const std::byte> bytes) { buffer.upload(bytes, to); });
+  cuda::each_part(prepared, [&](int64_t to, std::span<const std::byte> bytes) { buffer.upload(bytes, to); });
+  run.groups = cuda::laid_out(prepared, buffer.data());
   scale.upload(std::as_bytes(std::span(prepared.scale)), at * int64_t(sizeof(float)));
   run.plan = cuda::default_plan(card.device.info(), *run.layout, run.groups);
   return run;

@@ -52,7 +52,7 @@ struct Uploaded {
 
   explicit Uploaded(std::vector<test::GroupedWeight> weights, std::optional<GroupsForm> form = std::nullopt)
       : parts(std::move(weights)), prepared(prepare(parts, form)), memory(bytes_of(prepared)) {
-    placed = cuda::lay_out(prepared, memory.data(), [](int64_t, std::span<const std::byte>) {});
+    placed = cuda::laid_out(prepared, memory.data());
   }
   static cuda::PreparedGroups prepare(const std::vector<test::GroupedWeight>& parts, std::optional<GroupsForm> form) {
     std::vector<WeightView> views;
@@ -61,7 +61,7 @@ struct Uploaded {
   }
   static std::vector<std::byte> bytes_of(const cuda::PreparedGroups& p) {
     std::vector<std::byte> out(size_t(cuda::laid_out_bytes(p)));
-    cuda::lay_out(p, nullptr, [&](int64_t at, std::span<const std::byte> bytes) {
+    cuda::each_part(p, [&](int64_t at, std::span<const std::byte> bytes) {
       std::copy(bytes.begin(), bytes.end(), out.begin() + at);
     });
     return out;
@@ -225,48 +225,52 @@ TEST(CudaGroups, AFixedOrderGivesTheSameBitsAThousandTimes) {
 TEST(CudaGroups, GatesAndThresholdsOnTheWay) {
   LACUNA_NEED_DEVICE();
   const int64_t K = 1000;
-  const Uploaded w({test::grouped_weight(Id::gs4, 300, K, 3, {.group_size = 16, .sparsity = 0.5})});
-  const std::vector<float> gate = inputs(K, 1), up = inputs(K, 2), norms = [&] {
-    std::vector<float> v = inputs(K, 3);
-    for (float& n : v) n = std::fabs(n);
-    return v;
-  }();
-  const OnDevice<float> on_gate(gate), on_up(up), on_norms(norms);
-  const GroupsPlan plan = cuda::default_plan(device().info(), w.layout(), w.groups());
-  for (const bool by_norms : {false, true}) {
-    std::vector<float> x(gate.size());
-    for (size_t k = 0; k < x.size(); ++k) {
-      x[k] = gate[k] / (1 + std::exp(-gate[k])) * up[k];
-      // The kernel's silu rounds: inputs at the threshold would be a matter of luck.
-      const float size = std::fabs(x[k]) * (by_norms ? norms[k] : 1.0f);
-      ASSERT_GT(std::fabs(size - 0.3f), 1e-6f);
-      if (size < 0.3f) x[k] = 0;
+  for (const GroupsForm form : forms(Id::gs4, 16)) {
+    const Uploaded w({test::grouped_weight(Id::gs4, 300, K, 3, {.group_size = 16, .sparsity = 0.5})}, form);
+    const std::vector<float> gate = inputs(K, 1), up = inputs(K, 2), norms = [&] {
+      std::vector<float> v = inputs(K, 3);
+      for (float& n : v) n = std::fabs(n);
+      return v;
+    }();
+    const OnDevice<float> on_gate(gate), on_up(up), on_norms(norms);
+    const GroupsPlan plan = cuda::default_plan(device().info(), w.layout(), w.groups());
+    for (const bool by_norms : {false, true}) {
+      std::vector<float> x(gate.size());
+      for (size_t k = 0; k < x.size(); ++k) {
+        x[k] = gate[k] / (1 + std::exp(-gate[k])) * up[k];
+        // The kernel's silu rounds: inputs at the threshold would be a matter of luck.
+        const float size = std::fabs(x[k]) * (by_norms ? norms[k] : 1.0f);
+        ASSERT_GT(std::fabs(size - 0.3f), 1e-6f);
+        if (size < 0.3f) x[k] = 0;
+      }
+      const std::vector<float> y = run(
+          w, plan,
+          {.x = on_gate.data(), .up = on_up.data(), .threshold = 0.3f, .norms = by_norms ? on_norms.data() : nullptr});
+      expect_right(w, y, x, InputBits::half, by_norms ? "by norms" : "by size");
     }
-    const std::vector<float> y = run(
-        w, plan,
-        {.x = on_gate.data(), .up = on_up.data(), .threshold = 0.3f, .norms = by_norms ? on_norms.data() : nullptr});
-    expect_right(w, y, x, InputBits::half, by_norms ? "by norms" : "by size");
   }
 }
 
 TEST(CudaGroups, LargeSmallAndNoInputs) {
   LACUNA_NEED_DEVICE();
   const int64_t K = 700;
-  const Uploaded w({test::grouped_weight(Id::gs4, 300, K, 3, {.group_size = 16, .sparsity = 0.5})});
-  const GroupsPlan plan = cuda::default_plan(device().info(), w.layout(), w.groups());
-  for (const float size : {0.0f, 1e-38f, 1e-20f, 1e20f, 1e34f}) {
-    std::vector<float> x = inputs(K, 4);
-    for (float& v : x) v *= size;
-    const OnDevice<float> on_device(x);
-    const std::vector<float> y = run(w, plan, {.x = on_device.data(), .fixed_order = true});
-    for (int64_t n = 0; n < 300; ++n) {
-      double exact = 0, sum = 0;
-      for (int64_t k = 0; k < K; ++k) {
-        const double term = double(w.parts[0].decoded[size_t(n * K + k)]) * double(x[size_t(k)]);
-        exact += term, sum += std::fabs(term);
+  for (const GroupsForm form : forms(Id::gs4, 16)) {
+    const Uploaded w({test::grouped_weight(Id::gs4, 300, K, 3, {.group_size = 16, .sparsity = 0.5})}, form);
+    const GroupsPlan plan = cuda::default_plan(device().info(), w.layout(), w.groups());
+    for (const float size : {0.0f, 1e-38f, 1e-20f, 1e20f, 1e34f}) {
+      std::vector<float> x = inputs(K, 4);
+      for (float& v : x) v *= size;
+      const OnDevice<float> on_device(x);
+      const std::vector<float> y = run(w, plan, {.x = on_device.data(), .fixed_order = true});
+      for (int64_t n = 0; n < 300; ++n) {
+        double exact = 0, sum = 0;
+        for (int64_t k = 0; k < K; ++k) {
+          const double term = double(w.parts[0].decoded[size_t(n * K + k)]) * double(x[size_t(k)]);
+          exact += term, sum += std::fabs(term);
+        }
+        // 0.25 is where the sums start.
+        ASSERT_LE(std::fabs(double(y[size_t(n)]) - 0.25 - exact), 2e-3 * sum + 1e-7) << size << " output " << n;
       }
-      // 0.25 is where the sums start.
-      ASSERT_LE(std::fabs(double(y[size_t(n)]) - 0.25 - exact), 2e-3 * sum + 1e-7) << size << " output " << n;
     }
   }
 }
@@ -274,15 +278,17 @@ TEST(CudaGroups, LargeSmallAndNoInputs) {
 TEST(CudaGroups, WhatIsNotFiniteShows) {
   LACUNA_NEED_DEVICE();
   const int64_t K = 512;
-  const Uploaded w({test::grouped_weight(Id::gs4, 300, K, 3, {.group_size = 16, .sparsity = 0})});
-  const GroupsPlan plan = cuda::default_plan(device().info(), w.layout(), w.groups());
-  for (const float bad : {kNan, kInf, -kInf}) {
-    for (const bool fixed_order : {false, true}) {
-      std::vector<float> x = inputs(K, 4);
-      x[77] = bad;
-      const OnDevice<float> on_device(x);
-      const std::vector<float> y = run(w, plan, {.x = on_device.data(), .fixed_order = fixed_order});
-      for (int64_t n = 0; n < 300; ++n) ASSERT_FALSE(std::isfinite(y[size_t(n)])) << bad << " output " << n;
+  for (const GroupsForm form : forms(Id::gs4, 16)) {
+    const Uploaded w({test::grouped_weight(Id::gs4, 300, K, 3, {.group_size = 16, .sparsity = 0})}, form);
+    const GroupsPlan plan = cuda::default_plan(device().info(), w.layout(), w.groups());
+    for (const float bad : {kNan, kInf, -kInf}) {
+      for (const bool fixed_order : {false, true}) {
+        std::vector<float> x = inputs(K, 4);
+        x[77] = bad;
+        const OnDevice<float> on_device(x);
+        const std::vector<float> y = run(w, plan, {.x = on_device.data(), .fixed_order = fixed_order});
+        for (int64_t n = 0; n < 300; ++n) ASSERT_FALSE(std::isfinite(y[size_t(n)])) << bad << " output " << n;
+      }
     }
   }
 }
@@ -332,6 +338,10 @@ TEST(CudaGroups, ErrorsSayWhatDoesNotRun) {
   EXPECT_THROW(launch({8, 24, Split::slice, Math::mma, 3}), Error);
   EXPECT_THROW(launch({7, 24, Split::stream, Math::mma, 1}), Error);
   EXPECT_THROW(launch({8, 24, Split::stream, Math::mma, 1}, Id::q4_K), Error);
+  const Uploaded units(w.parts, GroupsForm::units);
+  args.weights = units.groups();
+  EXPECT_THROW(launch({8, 24, Split::stream, Math::mma, 1}), Error);
+  EXPECT_THROW(launch({16, 32, Split::stream, Math::dot, 0}), Error);
 }
 
 }  // namespace

@@ -21,7 +21,6 @@ struct Barrier {
 struct Fiber {
   ucontext_t context;
   bool done = false;
-  std::deque<std::vector<Copy>> copies = {{}};
 };
 
 /// The stack of each thread of a block; they are kept, since making them takes longer than most blocks run.
@@ -84,8 +83,6 @@ dim3 block_size() { return block->threads; }
 dim3 grid_size() { return block->blocks; }
 std::byte* dynamic_shared() { return shared_memory; }
 std::byte* warp_memory() { return block->warp_memory.data() + size_t{block->current / 32} * 32 * 64; }
-
-std::deque<std::vector<Copy>>& copies() { return block->fibers[block->current].copies; }
 
 void sync_block() { wait(block->all, block->threads.x); }
 void sync_warp() { wait(block->warps[block->current / 32], 32); }

@@ -13,7 +13,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <vector>
 
@@ -56,14 +55,6 @@ void sync_named(unsigned id, unsigned threads);
 /// Memory of the warp that calls, 32 * 64 bytes.
 std::byte* warp_memory();
 
-/// Copies that the calling thread has asked for: those not yet committed last. Empty when its block begins.
-struct Copy {
-  void* to;
-  const void* from;
-  size_t bytes;
-};
-std::deque<std::vector<Copy>>& copies();
-
 /// All lanes of the warp give a value and see those of all, [32].
 template <class T, class Use>
 auto with_all(const T& mine, const Use& use) {
@@ -83,7 +74,6 @@ auto with_all(const T& mine, const Use& use) {
 
 inline void __syncthreads() { lacuna::simt::sync_block(); }
 inline void __threadfence() {}
-inline void __syncwarp() { lacuna::simt::sync_warp(); }
 template <class T>
 T __shfl_sync(unsigned, T v, int from) {
   return lacuna::simt::with_all(v, [&](const T* all) { return all[from % 32]; });

@@ -1,5 +1,5 @@
-// src/kernels/cuda/gemm_groups.cuh - operands (gemm.h) of group-sparse weights (groups_form.h): zeros first, then what
-// is kept. A warp takes a chunk.
+// src/kernels/cuda/gemm_groups.cuh - operands (gemm.h) of group-sparse weights (groups_form.h, units_form.h): zeros
+// first, then what is kept. A warp takes a chunk or a record.
 #pragma once
 
 #include "kernels/cuda/gemm_tile.cuh"

@@ -30,37 +30,28 @@ struct Groups {
   bool are_units() const { return quads != nullptr; }
 };
 
-/// The parts of prepared weights one after the other, as put(offset, bytes) puts them into memory at `base`. Offsets
-/// are multiples of 16.
+/// Where the parts of prepared weights lie one after the other: put(offset, bytes), offsets are multiples of 16.
 template <class Put>
-Groups lay_out(const PreparedGroups& w, const std::byte* base, const Put& put) {
+void each_part(const PreparedGroups& w, const Put& put) {
   int64_t end = 0;
-  const auto next = [&]<class T>(std::span<const T> values) {
-    const auto bytes = std::as_bytes(values);
-    const int64_t at = std::exchange(end, end + (int64_t(bytes.size()) + 15) / 16 * 16);
-    if (!bytes.empty()) put(at, bytes);
-    return bytes.empty() ? nullptr : reinterpret_cast<const T*>(base + at);
-  };
-  Groups out;
-  out.chunks = next(w.chunks.bytes());
-  out.start = next(std::span<const uint32_t>(w.start));
-  out.bound = next(std::span<const float>(w.bound));
-  out.quads = next(std::span<const Quad>(w.quads));
-  out.quad_of = next(std::span<const uint32_t>(w.quad_of));
-  out.panels = w.panels, out.K = w.K, out.group = w.group;
-  out.count = w.quads.empty() ? w.start.back() : int64_t(w.quad_of.size());
-  out.quad_count = int64_t(w.quads.size());
-  return out;
+  for (const auto bytes : {w.chunks.bytes(), std::as_bytes(std::span(w.start)), std::as_bytes(std::span(w.bound)),
+                           std::as_bytes(std::span(w.quads)), std::as_bytes(std::span(w.quad_of))}) {
+    put(end, bytes);
+    end += (int64_t(bytes.size()) + 15) / 16 * 16;
+  }
 }
-/// Bytes that lay_out() takes.
+/// The weights whose parts have been put so into memory at `base`.
+Groups laid_out(const PreparedGroups& w, const std::byte* base);
+/// Bytes of all parts.
 int64_t laid_out_bytes(const PreparedGroups& w);
 
 /// How chunks or records are shared out over blocks.
 enum class Split : uint8_t {
-  stream,  // stream-K: every block has as many chunks as every other, across the ends of panels; of records too, but
-           // for those of a quad, and every warp of a block as many as every other
-  slice,   // slice-K: every panel has the same number of blocks, which share its chunks; blocks and warps have the same
-           // number of quads
+  stream,  // stream-K: every block has as many chunks as every other, across the ends of panels. Records: every warp of
+           // the launch has as many as every other; in a fixed order a block has whole quads, about as many records as
+           // every other block, and its warps equally many of them
+  slice,   // slice-K: every panel has the same number of blocks, which share its chunks. Records: blocks and warps have
+           // the same number of quads
 };
 enum class Math : uint8_t {
   mma,  // tensor cores
@@ -108,7 +99,8 @@ std::span<const GroupsPlan> groups_plans(const layout::Layout& layout, const Gro
 /// `plan` with as many blocks as the device holds at once.
 GroupsPlan filled(const DeviceInfo& device, const Groups& weights, GroupsPlan plan);
 GroupsPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Groups& weights);
-/// Bytes of Workspace::partial for any plan of `blocks` blocks.
+/// Bytes of Workspace::partial for any plan of `blocks` blocks, more than 0: units need none but ask for a fixed order
+/// by one that is there.
 int64_t groups_partial_bytes(const Groups& weights, int64_t blocks);
 
 /// The product. Chunks: inputs are rounded to f16 after a multiplication with a power of two that brings the largest of
@@ -117,7 +109,7 @@ int64_t groups_partial_bytes(const Groups& weights, int64_t blocks);
 /// PreparedGroups::bound times 2^15: whatever the order in which they come, a block's sum is the same bits. Where an
 /// input that a block reads for a panel, or a weight, is not finite, the panel's outputs are not a number.
 /// Units: inputs are rounded to 2^-16 of the largest of their 16 (those of less than 1e-30 to zeros), a unit's sum is
-/// exact, sums of units are f32. An output is not a number where an input or a weight that its row keeps is not finite.
+/// exact, sums of units are f32. An output is not finite where an input or a weight that its row keeps is not.
 /// With a workspace sums come in an order that the launch decides alone; without one blocks add to y as they end. On
 /// compute capability 9.0 the launch may begin before the one before it in the stream has ended; it waits for it before
 /// it reads x or writes anything. Throws Error for a plan that no kernel has.

@@ -10,9 +10,8 @@
 //   scale  f16[32][4]         not gs16. Lane l: slots l / 4 and l / 4 + 8 of tile l % 4, then of tile l % 4 + 4
 //   row    u8[32][4]          in the panel; the order as scale's
 //   zero   [32] of 4 codes of kWidth bits, low ones first; not gs16. The order as scale's
-//   place  u32[4][2]          of tiles i and i + 4: bits 0 to 15 the first place, 16 to 26 how much later the second
-//   one
-//                             is, 27 to 31 how many slots (1 to 16) are of the first
+//   place  u32[4][2]          of tiles i and i + 4: bits 0 to 15 the first place, 16 to 26 how far on the second is, 27
+//                             to 31 how many slots (1 to 16) are of the first
 // A half-step is 8 inputs of a tile: lane l has inputs 2 (l % 4) and the next of slots l / 4 and l / 4 + 8. A piece is
 // kHalf half-steps of each tile, tile by tile, and kWords words of each lane: four words (or all, where there are
 // fewer) of a lane lie together, [kWords / 4][32][4]. Codes take kWidth bits (3 bits take 4). A word holds kPositions

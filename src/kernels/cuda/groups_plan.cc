@@ -1,5 +1,6 @@
 // src/kernels/cuda/groups_plan.cc - what can be said of plans in every build.
 #include <algorithm>
+#include <vector>
 
 #include "core/error.h"
 #include "kernels/cuda/groups.h"
@@ -12,9 +13,26 @@ std::string describe(const GroupsPlan& plan) {
                      plan.blocks, plan.warps, plan.resident, kMath[int(plan.math)]);
 }
 
+Groups laid_out(const PreparedGroups& w, const std::byte* base) {
+  std::vector<const std::byte*> at;
+  each_part(w, [&](int64_t offset, std::span<const std::byte> bytes) {
+    at.push_back(bytes.empty() ? nullptr : base + offset);
+  });
+  Groups out;
+  out.chunks = at[0];
+  out.start = reinterpret_cast<const uint32_t*>(at[1]);
+  out.bound = reinterpret_cast<const float*>(at[2]);
+  out.quads = reinterpret_cast<const Quad*>(at[3]);
+  out.quad_of = reinterpret_cast<const uint32_t*>(at[4]);
+  out.panels = w.panels, out.K = w.K, out.group = w.group;
+  out.count = w.quads.empty() ? w.start.back() : int64_t(w.quad_of.size());
+  out.quad_count = int64_t(w.quads.size());
+  return out;
+}
+
 int64_t laid_out_bytes(const PreparedGroups& w) {
   int64_t end = 0;
-  lay_out(w, nullptr, [&](int64_t at, std::span<const std::byte> bytes) { end = at + int64_t(bytes.size()); });
+  each_part(w, [&](int64_t at, std::span<const std::byte> bytes) { end = at + int64_t(bytes.size()); });
   return end;
 }
 
@@ -49,7 +67,8 @@ GroupsPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, 
 }
 
 int64_t groups_partial_bytes(const Groups& weights, int64_t blocks) {
-  return weights.are_units() ? 0 : (blocks + weights.panels) * kPanelRows * int64_t(sizeof(float));
+  if (weights.are_units()) return sizeof(float);
+  return (blocks + weights.panels) * kPanelRows * int64_t(sizeof(float));
 }
 
 }  // namespace lacuna::cuda

@@ -5,16 +5,6 @@
 
 namespace lacuna::cuda {
 
-// Copies are made when they are waited for, so that what is read too early is missing.
-inline void copy_async(void* to, const void* from) { simt::copies().back().push_back({to, from, 16}); }
-inline void commit_copies() { simt::copies().emplace_back(); }
-template <int kLeft>
-void wait_for_copies() {
-  auto& groups = simt::copies();
-  for (; groups.size() > size_t(kLeft) + 1; groups.pop_front())
-    for (const simt::Copy& copy : groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
-}
-
 struct MmaA {
   uint32_t r[4];
 };

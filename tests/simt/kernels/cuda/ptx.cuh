@@ -17,7 +17,6 @@ template <class T>
 T* dynamic_shared() {
   return reinterpret_cast<T*>(simt::dynamic_shared());
 }
-inline void prefetch_l2(const void*) {}
 inline void reduce_add(float* to, float4 v) { to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w; }
 inline int dot_bytes(uint32_t a, int b, int sum) {
   for (int i = 0; i < 4; ++i) sum += int(a >> (8 * i) & 255) * int(int8_t(uint32_t(b) >> (8 * i) & 255));
