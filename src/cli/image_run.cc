@@ -214,6 +214,14 @@ constexpr const char* kModelHelp =
     "a folder with config.json and .safetensors as diffusers writes it, a pipeline's folder, one .safetensors file in "
     "the naming of the first release, or a GGUF file";
 
+/// The model, the file that is read and the one that is written.
+template <class Options>
+void add_files(CLI::App& command, Options& options) {
+  command.add_option("MODEL", options.model, kModelHelp)->required();
+  command.add_option("--inputs", options.inputs, "a .safetensors file")->required()->type_name("FILE");
+  command.add_option("-o,--out", options.out, "the .safetensors file to write")->required()->type_name("FILE");
+}
+
 }  // namespace
 
 Action add_image_step(CLI::App& group) {
@@ -225,9 +233,7 @@ Action add_image_step(CLI::App& group) {
       "encoder_hidden_states [B, T, text size], pooled_projections [B, pooled size], timestep [B] from 0 to 1, "
       "guidance "
       "[B] where the net has one, img_ids [L, 3], txt_ids [T, 3]. -o gets sample [B, L, channels] in F32.");
-  command->add_option("MODEL", options->model, kModelHelp)->required();
-  command->add_option("--inputs", options->inputs, "a .safetensors file")->required()->type_name("FILE");
-  command->add_option("-o,--out", options->out, "the .safetensors file to write")->required()->type_name("FILE");
+  add_files(*command, *options);
   add_common(*command, *options);
   return [options] { return step(*options); };
 }
@@ -240,9 +246,7 @@ Action add_image_denoise(CLI::App& group) {
       "prompt_embeds [B, T, text size] and pooled_prompt_embeds [B, pooled size], as diffusers' pipeline makes them, "
       "and may hold the noise as latents [B, channels, H, W]. -o gets latents [B, channels, H, W] in F32, which the "
       "image autoencoder decodes once they are divided by its scale and shifted.");
-  command->add_option("MODEL", options->model, kModelHelp)->required();
-  command->add_option("--inputs", options->inputs, "a .safetensors file")->required()->type_name("FILE");
-  command->add_option("-o,--out", options->out, "the .safetensors file to write")->required()->type_name("FILE");
+  add_files(*command, *options);
   command->add_option("--steps", options->steps, "denoising steps")
       ->check(integer_in(1, 1000))
       ->capture_default_str()

@@ -343,20 +343,26 @@ cuda::Heads CudaShard::heads_of(const Layer& layer, int64_t layer_index, float* 
   return heads;
 }
 
+cuda::NormArgs CudaShard::norm_of_token(const float* add, const float* weight, const float* bias) const {
+  cuda::NormArgs norm;
+  norm.x = x;
+  norm.add = add;
+  norm.parts = int(shards);
+  norm.add_stride = card.sum_stride;
+  norm.weight = weight;
+  norm.bias = bias;
+  norm.eps = config.norm_eps;
+  norm.K = config.n_embd;
+  norm.y = h_;
+  return norm;
+}
+
 void CudaShard::record_attention(int64_t layer_index, const LayerThresholds& thresholds) {
   const Config& c = config;
   const Layer& layer = layers[size_t(layer_index)];
   card.mark(Kind::rest);
-  cuda::NormArgs norm;
-  norm.x = x;
-  if (layer_index > 0) norm.add = card.down;  // of the layer before
-  norm.parts = int(shards);
-  norm.add_stride = card.sum_stride;
-  norm.weight = layer.attn_norm;
-  norm.bias = layer.attn_norm_bias;
-  norm.eps = c.norm_eps;
-  norm.K = c.n_embd;
-  norm.y = h_;
+  // What is added is of the layer before.
+  cuda::NormArgs norm = norm_of_token(layer_index > 0 ? card.down : nullptr, layer.attn_norm, layer.attn_norm_bias);
   norm.preset = layer.qkv.to_preset(qkv_y_);
   cuda::launch_norm(card.device, card.stream, norm);
   run(layer.qkv, layer_index, Input::attn_in, h_, thresholds[size_t(Input::attn_in)], qkv_y_);
@@ -381,16 +387,7 @@ void CudaShard::record_mlp(int64_t layer_index, const LayerThresholds& threshold
   const Layer& layer = layers[size_t(layer_index)];
   const float ffn_in = thresholds[size_t(Input::ffn_in)], ffn_down = thresholds[size_t(Input::ffn_down)];
   card.mark(Kind::rest);
-  cuda::NormArgs norm;
-  norm.x = x;
-  norm.add = card.o;
-  norm.parts = int(shards);
-  norm.add_stride = card.sum_stride;
-  norm.weight = layer.ffn_norm;
-  norm.bias = layer.ffn_norm_bias;
-  norm.eps = c.norm_eps;
-  norm.K = c.n_embd;
-  norm.y = h_;
+  cuda::NormArgs norm = norm_of_token(card.o, layer.ffn_norm, layer.ffn_norm_bias);
   norm.preset = layer.up.to_preset(up_y_);
   cuda::launch_norm(card.device, card.stream, norm);
   // The gate is taken where it is read: by products that add. Counts need its result apart.

@@ -160,6 +160,8 @@ class CudaShard {
   /// After all weights. from_host: the residual stream begins in `handed`.
   void take_workspace(bool deterministic, bool from_host);
   /// The plan in use of a run at a share left out, in percent.
+  /// The norm before a half block of one token, `add` summed first.
+  cuda::NormArgs norm_of_token(const float* add, const float* weight, const float* bias) const;
   cuda::GemvPlan choose_plan(const ZigzagRun& run, int left_out) const;
 
   // ---- a token; `index`: a layer on the device. Launches, which may be recorded ----
