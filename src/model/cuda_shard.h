@@ -160,8 +160,6 @@ class CudaShard {
   /// After all weights. from_host: the residual stream begins in `handed`.
   void take_workspace(bool deterministic, bool from_host);
   /// The plan in use of a run at a share left out, in percent.
-  /// The norm before a half block of one token, `add` summed first.
-  cuda::NormArgs norm_of_token(const float* add, const float* weight, const float* bias) const;
   cuda::GemvPlan choose_plan(const ZigzagRun& run, int left_out) const;
 
   // ---- a token; `index`: a layer on the device. Launches, which may be recorded ----
@@ -228,6 +226,8 @@ class CudaShard {
   void multiply(const Group& group, const cuda::Operand& inputs, int64_t N, bool add, float* y, int64_t stride);
   /// The product of a half block: to the residual stream, or to this shard's entry of what is exchanged.
   void multiply_half_block(const Group& group, const cuda::Operand& inputs, int64_t M);
+  /// The norm before a half block of one token, `add` summed first.
+  cuda::NormArgs norm_of_token(const float* add, const float* weight, const float* bias) const;
   /// The residual stream of a batch through a norm.
   cuda::GemmInputs normed(const float* weight, const float* bias) const;
 
