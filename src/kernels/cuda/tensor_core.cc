@@ -18,7 +18,7 @@ std::string_view words(Operation operation) {
 }
 
 std::string words(const TensorCorePlan& plan) {
-  return fmt::format("{} outputs x {} tokens, {}{}", plan.rows, plan.tokens,
+  return fmt::format("{} outputs x {} tokens, {}", plan.rows, plan.tokens,
                      plan.cluster > 1 ? fmt::format("clusters of {}", plan.cluster) : "no clusters");
 }
 
