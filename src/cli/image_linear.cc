@@ -313,7 +313,6 @@ void report(const Options& options, const cuda::Device& device, Case& problem, P
 }
 
 int run(const Options& options) {
-  check_common(options);
   if (options.device != "cuda") throw Error("image linear measures kernels of CUDA devices: give --device cuda");
   std::vector<Problem> problems(std::begin(kPaper), std::end(kPaper));
   if (!options.shapes.empty()) problems.clear();

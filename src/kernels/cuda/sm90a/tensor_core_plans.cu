@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "kernels/cuda/sm90a/tensor_core_rows.h"
+#include "kernels/cuda/tensor_core_mma.h"
 #include "kernels/cuda/tensor_core_wgmma.h"
 
 namespace lacuna::cuda {
@@ -35,6 +36,7 @@ std::span<const TensorCorePlan> tensor_core_plans(Operation operation, Accumulat
 
 void launch_tensor_core_wgmma(const Device& device, Stream& stream, const TensorCoreArgs& args,
                               const TensorCorePlan& plan) {
+  if (args.w.K == 0) return launch_tensor_core_mma(device, stream, args);  // tensor maps of nothing are refused
   if (args.write_back != WriteBack::staged || args.type == Element::f32)
     return launch_wgmma_direct(device, stream, args);
   for (const WgmmaRow& row : rows(args.w.operation, args.accumulate))

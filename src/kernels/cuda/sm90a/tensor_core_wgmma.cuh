@@ -140,22 +140,34 @@ class Writer {
     for (int part = 0; part < kTokens / kStagedTokens; ++part) {
       std::byte* const buffer = staging_ + turn_ % kStaging * kStagedBytes;
       ++turn_;
+      const int first = token + part * kStagedTokens;
+      if (a_.add != nullptr) {
+        fetch(buffer, first, end, n, rows);
+        sync_threads(barrier_, 128);
+      }
 #pragma unroll
       for (int pair = 0; pair < kStagedTokens / 16; ++pair) {
-        uint32_t r[4];
+        std::byte* const at = buffer + pair * 16 * 128 + place;
+        float v[2][4];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int j = part * (kStagedTokens / 8) + 2 * pair + i;
           const float2 scale = *reinterpret_cast<const float2*>(x_scale + 8 * j + 2 * (lane % 4));
-          r[2 * i] = pack(a_.type, low.finish<kActivate>(sums[4 * j], scale.x),
-                          low.finish<kActivate>(sums[4 * j + 1], scale.y));
-          r[2 * i + 1] = pack(a_.type, high.finish<kActivate>(sums[4 * j + 2], scale.x),
-                              high.finish<kActivate>(sums[4 * j + 3], scale.y));
+          v[i][0] = low.finish<kActivate>(sums[4 * j], scale.x);
+          v[i][1] = low.finish<kActivate>(sums[4 * j + 1], scale.y);
+          v[i][2] = high.finish<kActivate>(sums[4 * j + 2], scale.x);
+          v[i][3] = high.finish<kActivate>(sums[4 * j + 3], scale.y);
         }
-        store_turned(buffer + pair * 16 * 128 + place, r[0], r[1], r[2], r[3]);
+        if (a_.add != nullptr) {
+          MmaB first_old, second_old;
+          load_b_rows(at, first_old, second_old);
+          add(v[0], first_old), add(v[1], second_old);
+        }
+        store_turned(at, pack(a_.type, v[0][0], v[0][1]), pack(a_.type, v[0][2], v[0][3]),
+                     pack(a_.type, v[1][0], v[1][1]), pack(a_.type, v[1][2], v[1][3]));
       }
       sync_threads(barrier_, 128);
-      store(buffer, token + part * kStagedTokens, end, n, rows);
+      store(buffer, first, end, n, rows);
     }
   }
 
@@ -179,39 +191,41 @@ class Writer {
   }
 
  private:
-  /// kStagedTokens rows of 64 outputs, 16 bytes a thread at a time, or where these do not lie so, single outputs.
-  __device__ __forceinline__ void store(const std::byte* buffer, int token, int end, int n, int rows) const {
+  /// f(place in the buffer, element of y, bytes) for kStagedTokens rows of 64 outputs as far as they count: 16 bytes at
+  /// a time, or where these do not lie so, single values.
+  template <class F>
+  __device__ __forceinline__ void each(int token, int end, int n, int rows, const F& f) const {
     const int tokens = min(kStagedTokens, end - token);
-    const auto at = [&](int row) { return int64_t(token + row) * a_.y_stride + n; };
+    const int64_t base = int64_t(token) * a_.y_stride + n;
     if (wide_ && rows - n >= kBlockRows) {
       const int row = thread_ / 8, piece = thread_ % 8;
-      const std::byte* const from = buffer + row * 128 + (piece ^ (row % 8)) * 16;
 #pragma unroll
-      for (int i = 0; i < kStagedTokens / 16; ++i) {
-        if (16 * i + row >= tokens) break;
-        uint4 v = *reinterpret_cast<const uint4*>(from + i * 16 * 128);
-        const int64_t to = at(16 * i + row) + 8 * piece;
-        if (a_.add != nullptr) {
-          const uint4 old = *reinterpret_cast<const uint4*>(static_cast<const __half*>(a_.add) + to);
-          v = make_uint4(sum(v.x, old.x), sum(v.y, old.y), sum(v.z, old.z), sum(v.w, old.w));
-        }
-        *reinterpret_cast<uint4*>(static_cast<__half*>(a_.y) + to) = v;
-      }
+      for (int i = 0; i < kStagedTokens / 16; ++i)
+        if (16 * i + row < tokens)
+          f((16 * i + row) * 128 + (piece ^ (row % 8)) * 16, base + (16 * i + row) * a_.y_stride + 8 * piece, uint4{});
       return;
     }
     const int column = thread_ % kBlockRows;
     if (n + column >= rows) return;
 #pragma unroll 1
-    for (int row = thread_ / kBlockRows; row < tokens; row += 128 / kBlockRows) {
-      const std::byte* const from = buffer + row * 128 + ((column / 8) ^ (row % 8)) * 16;
-      float v = load_element(a_.type, from, column % 8);
-      if (a_.add != nullptr) v += load_element(a_.type, a_.add, at(row) + column);
-      store_element(a_.type, a_.y, at(row) + column, v);
-    }
+    for (int row = thread_ / kBlockRows; row < tokens; row += 128 / kBlockRows)
+      f(row * 128 + ((column / 8) ^ (row % 8)) * 16 + column % 8 * 2, base + row * a_.y_stride + column, uint16_t{});
   }
-  __device__ __forceinline__ uint32_t sum(uint32_t v, uint32_t old) const {
-    const float2 a = unpack(a_.type, v), b = unpack(a_.type, old);
-    return pack(a_.type, a.x + b.x, a.y + b.y);
+  __device__ __forceinline__ void store(const std::byte* buffer, int token, int end, int n, int rows) const {
+    each(token, end, n, rows, [&](int place, int64_t at, auto kind) {
+      using T = decltype(kind);
+      *reinterpret_cast<T*>(static_cast<uint16_t*>(a_.y) + at) = *reinterpret_cast<const T*>(buffer + place);
+    });
+  }
+  __device__ __forceinline__ void fetch(std::byte* buffer, int token, int end, int n, int rows) const {
+    each(token, end, n, rows, [&](int place, int64_t at, auto kind) {
+      using T = decltype(kind);
+      *reinterpret_cast<T*>(buffer + place) = *reinterpret_cast<const T*>(static_cast<const uint16_t*>(a_.add) + at);
+    });
+  }
+  __device__ __forceinline__ void add(float (&v)[4], const MmaB& old) const {
+    const float2 low = unpack(a_.type, old.r[0]), high = unpack(a_.type, old.r[1]);
+    v[0] += low.x, v[1] += low.y, v[2] += high.x, v[3] += high.y;
   }
 
   const TensorCoreArgs& a_;
