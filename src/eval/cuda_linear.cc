@@ -300,6 +300,7 @@ void Bench::launch(Mode mode, const std::vector<Choice>& choices, bool keep_firs
         args.y = outputs(layer, i);
         args.zero = zero, args.zero_count = zero_count;
         args.workspace = workspace;
+        args.next = cuda::upcoming(layout_, groups(next_layer, next, mode), choices[next].groups);
         cuda::launch_groups(*device_, *stream_, layout_, choices[i].groups, args);
         continue;
       }
@@ -383,6 +384,7 @@ std::vector<Choice> Bench::choices_for(Mode mode, size_t kind, const Choice& now
     for (GroupsPlan plan : cuda::groups_plans(layout_, weights)) {
       plan.split = now.groups.split;
       if (now.groups.math == cuda::Math::fma) plan = now.groups;  // it has one kernel
+      plan.early = now.groups.early;
       const int all = cuda::filled(device_->info(), weights, plan).blocks;
       for (const double fill : {0.34, 0.5, 0.67, 1.0}) {
         plan.blocks = std::max(1, int(all * fill));
@@ -390,6 +392,11 @@ std::vector<Choice> Bench::choices_for(Mode mode, size_t kind, const Choice& now
           plan.blocks = int(std::max<int64_t>(1, plan.blocks / weights.panels) * weights.panels);
         out.push_back({{}, plan});
       }
+    }
+    for (const int early : {0, 1, 2, 4, 8, 16, 1 << 20}) {  // the last: all
+      GroupsPlan plan = now.groups;
+      plan.early = early;
+      out.push_back({{}, plan});
     }
     return out;
   }

@@ -43,6 +43,7 @@ void launch_units(const Device& device, Stream& stream, const layout::Layout& la
   p.of_warp = p.record_count / warps, p.larger = p.record_count % warps;
   p.slices = plan.split == Split::slice;
   p.y = args.y, p.zero = args.zero, p.zero_quads = unsigned(args.zero_count / 4);
+  p.next = args.next;
   p.start = args.workspace.start;
   const int64_t shared = ((w.K + kUnit - 1) / kUnit + 1) * StagedPlaces::kBytes;
   if (shared > 48 * 1024)
@@ -77,6 +78,7 @@ void launch_groups(const Device& device, Stream& stream, const layout::Layout& l
   p.inputs = {args.x, args.up, args.norms, args.threshold, int(w.K)};
   p.y = args.y, p.zero = args.zero, p.zero_quads = unsigned(args.zero_count / 4);
   p.workspace = args.workspace;
+  p.next = args.next;
   if (stream_k)
     p.of_block = uint32_t(w.count / plan.blocks), p.larger = uint32_t(w.count % plan.blocks);
   else

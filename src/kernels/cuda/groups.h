@@ -65,9 +65,19 @@ struct GroupsPlan {
   Split split = Split::stream;
   Math math = Math::mma;
   int blocks = 0;  // of the launch; slice: of chunks, a multiple of the panels
+  int early = 0;   // records or chunks of each warp that the launch before asks for in L2 (GroupsArgs::next)
   bool operator==(const GroupsPlan&) const = default;
 };
 std::string describe(const GroupsPlan& plan);
+
+/// Weights of a later launch of which L2 is asked for the first `early` records of each of `shares` ranges, which
+/// follow each other and are as long as each other (`larger` of them longer by one).
+struct Upcoming {
+  const std::byte* records = nullptr;  // or chunks
+  uint32_t record_bytes = 0, shares = 0, of_share = 0, larger = 0, early = 0;
+};
+/// What the launch of `weights` with `plan` reads first.
+Upcoming upcoming(const layout::Layout& layout, const Groups& weights, const GroupsPlan& plan);
 
 /// Activations as the kernel takes them.
 enum class InputBits : uint8_t {
@@ -90,6 +100,8 @@ struct GroupsArgs {
   /// Set to zeros on the way, for a launch after this one. A multiple of 4 floats, aligned to 16 bytes.
   float* zero = nullptr;
   int64_t zero_count = 0;
+  /// Asked for as soon as each warp's own weights are under way, so that memory does not rest between launches.
+  Upcoming next;
   /// As Workspace says; partial: groups_partial_bytes(), arrived: [panels].
   Workspace workspace;
 };

@@ -9,8 +9,22 @@ namespace lacuna::cuda {
 
 std::string describe(const GroupsPlan& plan) {
   constexpr const char* kMath[] = {"tensor cores", "multiply-adds", "byte products"};
-  return fmt::format("{}, {} blocks, {} warps, {} resident, {}", plan.split == Split::stream ? "stream-K" : "slice-K",
-                     plan.blocks, plan.warps, plan.resident, kMath[int(plan.math)]);
+  return fmt::format("{}, {} blocks, {} warps, {} resident, {}, {} early",
+                     plan.split == Split::stream ? "stream-K" : "slice-K", plan.blocks, plan.warps, plan.resident,
+                     kMath[int(plan.math)], plan.early);
+}
+
+Upcoming upcoming(const layout::Layout& layout, const Groups& weights, const GroupsPlan& plan) {
+  if (plan.early < 1 || plan.blocks < 1 || weights.count < 1) return {};
+  const bool units = weights.are_units();  // a range is a warp's; chunks: a block's, whose warps take them in turn
+  const auto shares = uint32_t(units ? plan.blocks * plan.warps : plan.blocks);
+  const auto count = uint32_t(weights.count);
+  Upcoming out;
+  out.records = weights.chunks;
+  out.record_bytes = uint32_t(units ? UnitForm(layout.bits).bytes : GroupForm(layout.bits, int(weights.group)).bytes);
+  out.shares = shares, out.of_share = count / shares, out.larger = count % shares;
+  out.early = uint32_t(std::min<int64_t>(count, int64_t{plan.early} * (units ? 1 : plan.warps)));
+  return out;
 }
 
 Groups laid_out(const PreparedGroups& w, const std::byte* base) {

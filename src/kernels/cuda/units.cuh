@@ -34,6 +34,7 @@ struct UnitsParams {
   float *y, *zero;
   const float* start;  // of a fixed order
   unsigned zero_quads;
+  Upcoming next;
 };
 
 /// What a lane has of a record.
@@ -246,7 +247,12 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
     }
     sum = 0;
   };
+  const auto ask = [&] {
+    if (lane == 0) ask_for(p.next, blockIdx.x * kWarps + warp, gridDim.x * kWarps);
+  };
+  if (mine.begin >= mine.end) ask();
   for (uint32_t base = mine.begin; base < mine.end; base += kAhead) {
+    if (base + kAhead >= mine.end) ask();  // all of the warp's own are under way
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const uint32_t next = base + i + 1;
