@@ -263,10 +263,11 @@ def run_lacuna(command: list[str]) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def whole_command(args, model: pathlib.Path, gpus: int) -> list[str]:
+def whole_command(args, model: pathlib.Path, layout: str, gpus: int) -> list[str]:
     command = [args.lacuna, "bench", str(model), "--device", "cuda", "--what", "decode", "--json", "--context", str(args.input), "--gen", args.lengths,
                "--runs", str(args.runs), "--gpus", str(gpus)]
-    return command + (["--deterministic"] if args.deterministic else [])
+    tunes = args.tune and gpus == 1 and layout.startswith(("zz", "gs"))  # others have no plans; a split model is not tuned
+    return command + (["--deterministic"] if args.deterministic else []) + (["--tune"] if tunes else [])
 
 
 def mark_speedups(rows: list[dict]) -> None:
@@ -294,7 +295,7 @@ def whole(args) -> int:
                     synth_s = time.monotonic() - start
                     for gpus in args.gpus:
                         start = time.monotonic()
-                        for row in run_lacuna(whole_command(args, model, gpus)):
+                        for row in run_lacuna(whole_command(args, model, layout, gpus)):
                             rows.append(dict(row, shape=shape, weights=weights, gpus=gpus, synth_s=round(synth_s, 2), bench_s=round(time.monotonic() - start, 2)))
                             mark_speedups(rows)
                             print_whole(rows[-1])
@@ -335,7 +336,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="of decode: tokens in a run")
     parser.add_argument("--prompt", type=int, default=512, help="of decode: tokens of a prefill")
     parser.add_argument("--rounds", type=int, default=3, help="of decode")
-    parser.add_argument("--tune", action="store_true", help="of decode: find the fastest plans before each timing")
+    parser.add_argument("--tune", action="store_true", help="of decode, and of whole on one device: find the fastest plans before each timing")
     parser.add_argument("--groups", default="8,16,32,64,128", help="of groups: inputs of a group, separated by commas")
     parser.add_argument("--weight-sparsity", default="0,20,30,40,50,60", help="of groups: percentages, separated by commas")
     parser.add_argument("--uneven", action="store_true", help="of groups: also with rows that keep different shares")
@@ -398,7 +399,7 @@ def finish(args, rows: list[dict]) -> int:
         if args.what == "whole":
             command = ["scripts/gpu_bench.sh", "--what=whole", *(f"--shape={shape}" for shape in args.shape or []), f"--weights={','.join(args.weights)}",
                        f"--gpus={','.join(map(str, args.gpus))}", f"--input={args.input}", f"--lengths={args.lengths}", f"--runs={args.runs}",
-                       *(["--layers=" + str(args.layers)] if args.layers else []), *(["--deterministic"] if args.deterministic else [])]
+                       *(["--layers=" + str(args.layers)] if args.layers else []), *(["--deterministic"] if args.deterministic else []), *(["--tune"] if args.tune else [])]
         out = {"command": shlex.join(command), "commit": commit, "date": datetime.date.today().isoformat(), "device": device, "driver": driver,
                "rows": rows}
         args.out.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")

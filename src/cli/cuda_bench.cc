@@ -144,8 +144,11 @@ void whole_tokens(const CudaBenchRequest& request) {
     result.rows.push_back(eval::bench_cuda_prefill(*model.cuda, model.checkpoint, deviation,
                                                    {.tokens = request.prompt, .runs = request.runs}));
   // Dense first: its plans serve where skipping does not pay.
-  if (request.tune && model.cuda->tune(true).empty())
-    throw Error("--tune: {} has no zigzag weights, whose plans it finds", request.shape);
+  if (request.tune) {
+    const int64_t groups = model.cuda->tune_groups(true);
+    if (model.cuda->tune(true).empty() && groups == 0)
+      throw Error("--tune: {} has neither zigzag nor group-sparse weights, whose plans it finds", request.shape);
+  }
   if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, request.sparsity.dense_prefix, false});
   if (request.tune && thresholds) model.cuda->tune(true);
   for (const int64_t depth : request.contexts) {

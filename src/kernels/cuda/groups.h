@@ -97,6 +97,8 @@ struct GroupsArgs {
   /// [256 panels], aligned to 16 bytes. Without a workspace results are added to it. Outputs from a part's N to the
   /// next multiple of 256 mean nothing.
   float* y = nullptr;
+  /// Of units: what launch_group_inputs() made of the inputs; nullptr: every block makes it for itself.
+  const std::byte* ready = nullptr;
   /// Set to zeros on the way, for a launch after this one. A multiple of 4 floats, aligned to 16 bytes.
   float* zero = nullptr;
   int64_t zero_count = 0;
@@ -127,6 +129,12 @@ int64_t groups_partial_bytes(const Groups& weights, int64_t blocks);
 /// it reads x or writes anything. Throws Error for a plan that no kernel has.
 void launch_groups(const Device& device, Stream& stream, const layout::Layout& layout, const GroupsPlan& plan,
                    const GroupsArgs& args);
+
+/// Bytes of GroupsArgs::ready of K inputs.
+int64_t group_inputs_bytes(int64_t K);
+/// Writes the inputs that `args` describes (input_bits, x, up, threshold, norms, weights.K) to `to`, aligned to 16
+/// bytes, as GroupsArgs::ready of all products that read them. Throws Error for weights that are no units.
+void launch_group_inputs(const Device& device, Stream& stream, const GroupsArgs& args, std::byte* to);
 
 /// Outputs [first, first + to.rows) as an operand (gemm.h), each value rounded to f16 once. to.scale, of output
 /// `first`, is read: PreparedGroups::scale. first: a multiple of 256.

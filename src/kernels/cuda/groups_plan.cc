@@ -50,6 +50,8 @@ int64_t laid_out_bytes(const PreparedGroups& w) {
   return end;
 }
 
+int64_t group_inputs_bytes(int64_t K) { return ((K + kUnit - 1) / kUnit + 1) * 48; }
+
 std::span<const GroupsPlan> groups_plans(const layout::Layout& layout, const Groups& weights) {
   static constexpr GroupsPlan kUnits[] = {{16, 32, Split::stream, Math::dot, 0},
                                           {8, 32, Split::stream, Math::dot, 0},
@@ -77,7 +79,9 @@ GroupsPlan filled(const DeviceInfo& device, const Groups& weights, GroupsPlan pl
 }
 
 GroupsPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Groups& weights) {
-  return filled(device, weights, groups_plans(layout, weights)[0]);
+  GroupsPlan plan = filled(device, weights, groups_plans(layout, weights)[0]);
+  if (weights.are_units()) plan.early = 4;  // as many as a warp has on their way (units.cuh)
+  return plan;
 }
 
 int64_t groups_partial_bytes(const Groups& weights, int64_t blocks) {
