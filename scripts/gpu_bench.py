@@ -5,6 +5,9 @@ and nm24_q4 dense, PyTorch's int4 kernel, ggml's Q4_K (--ggml) and Sparse-Marlin
 --what linear: beside PyTorch's int4 kernel (torch._weight_int4pack_mm, groups of 128) and ggml's Q4_K (--ggml) on the same layers of the same device in
 the same run: a CUDA graph of one token, every layer's weights in memory of their own, results checked first. --what decode: whole tokens and the prefill of a prompt, beside llama.cpp's
 llama-bench (a CUDA build, --llama-bench) on the same shape in q4_K with the same q6_K head, with flash attention, in alternating rounds.
+--what whole: whole tokens, random weights in f16, 8 and 4 bits and group-sparse at several sparsities (--weights), on one device and on several (--gpus): milliseconds a
+token, device memory, tokens/s of each output length (--lengths) after --input tokens. A file of each model is written to --scratch, which may be memory, and
+removed before the next; --out is written after each, and kept where a later one fails.
 Prints a table; --out keeps {command, commit, date, device, driver, rows}."""
 import argparse
 import datetime
@@ -16,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 # layers, then N x K of the groups of one layer: q+k+v, o, gate+up, down.
 SHAPES = {
@@ -26,6 +30,16 @@ SHAPES = {
     "llama-2-70b": (40, [(10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)]),  # 40 of its 80 layers
 }
 GROUP = 128
+
+# --what whole, by name: layout of the matrices and of the head, then what `lacuna synth` has to know. In groups of 16, as GQSA has them.
+WHOLE = {
+    "f16": ("f16", "f16", []),
+    "w8": ("q8_0", "q8_0", []),
+    "w4": ("zz4_k", "q6_K", []),
+    "w4-g128": ("gq4", "q6_K", ["--group-size", "128"]),
+    **{f"w{bits}s{sparsity}": (f"gs{bits}", head, ["--group-size", "16", "--weight-sparsity", str(sparsity)])
+       for bits, head in ((8, "q8_0"), (4, "q6_K")) for sparsity in (30, 40, 50)},
+}
 
 
 def layers_of(shape: str) -> tuple[int, list[tuple[int, int]]]:
@@ -242,11 +256,72 @@ def grouped(args) -> list[dict]:
     return rows
 
 
+def run_lacuna(command: list[str]) -> list[dict]:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{shlex.join(command)}: {done.stderr.strip()}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def whole_command(args, model: pathlib.Path, layout: str, gpus: int) -> list[str]:
+    command = [args.lacuna, "bench", str(model), "--device", "cuda", "--what", "decode", "--json", "--context", str(args.input), "--gen", args.lengths,
+               "--runs", str(args.runs), "--gpus", str(gpus)]
+    tunes = args.tune and gpus == 1 and layout.startswith(("zz", "gs"))  # others have no plans; a split model is not tuned
+    return command + (["--deterministic"] if args.deterministic else []) + (["--tune"] if tunes else [])
+
+
+def mark_speedups(rows: list[dict]) -> None:
+    """Beside f16 on as many devices, and beside the same weights on one."""
+    by_key = {(row["shape"], row["weights"], row["gpus"], row["what"]): row for row in rows}
+    for row in rows:
+        for name, key in (("speedup_over_f16", ("f16", row["gpus"])), ("speedup_over_one_gpu", (row["weights"], 1))):
+            base = by_key.get((row["shape"], *key, row["what"]))
+            if base and base is not row:
+                row[name] = round(base["median_ms"] / row["median_ms"], 3)
+
+
+def whole(args) -> int:
+    """Every kind of weights, on each number of devices. Returns 1 where any of them failed, after the others."""
+    rows, failed = [], 0
+    print(f"{'shape':<12} {'weights':<8} {'gpus':>4} {'what':<44} {'ms a token':>10} {'tokens/s':>9} {'GiB':>6} {'of f16':>7} {'of one':>7}", flush=True)
+    with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
+        model = pathlib.Path(folder) / "weights.gguf"
+        for shape in args.shape or ["llama-2-7b", "llama-2-13b"]:
+            for weights in args.weights:
+                layout, head, more = WHOLE[weights]
+                start = time.monotonic()
+                try:
+                    run_lacuna([args.lacuna, "synth", shape, "--layout", layout, "--head-layout", head, *more, *layers_option(args), "--json", "-o", str(model)])
+                    synth_s = time.monotonic() - start
+                    for gpus in args.gpus:
+                        start = time.monotonic()
+                        for row in run_lacuna(whole_command(args, model, layout, gpus)):
+                            rows.append(dict(row, shape=shape, weights=weights, gpus=gpus, synth_s=round(synth_s, 2), bench_s=round(time.monotonic() - start, 2)))
+                            mark_speedups(rows)
+                            print_whole(rows[-1])
+                        finish(args, rows)
+                except RuntimeError as error:
+                    failed = 1
+                    print(f"error: {shape} {weights}: {error}", file=sys.stderr, flush=True)
+                model.unlink(missing_ok=True)
+    return failed
+
+
+def layers_option(args) -> list[str]:
+    return ["--layers", str(args.layers)] if args.layers else []
+
+
+def print_whole(row: dict) -> None:
+    ratios = [f"{row[name]:.2f}x" if name in row else "" for name in ("speedup_over_f16", "speedup_over_one_gpu")]
+    print(f"{row['shape']:<12} {row['weights']:<8} {row['gpus']:>4} {row['what']:<44} {row['median_ms']:>10.4f} {row['tok_s']:>9.1f} "
+          f"{row['device_memory_bytes'] / 2**30:>6.2f} {ratios[0]:>7} {ratios[1]:>7}", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lacuna", required=True, help="the program, built with the CUDA backend")
-    parser.add_argument("--what", choices=["linear", "decode", "groups"], default="linear")
-    parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="default: 7B, 8B, 13B and 70B; of decode 7B and 1B")
+    parser.add_argument("--what", choices=["linear", "decode", "groups", "whole"], default="linear")
+    parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="default: 7B, 8B, 13B and 70B; of decode 7B and 1B; of whole 7B and 13B")
     parser.add_argument("--single", action="append", type=matrix, metavar="NxK", help="of groups: copies of one matrix, more than a cache holds, such as 4096x4096")
     parser.add_argument("--layout", action="append", metavar="ZIGZAG", help="of linear: zz2_k to zz8, default zz4_k; of groups: gs2 to gs16, default gs4")
     parser.add_argument("--no-peer", action="store_true", help="of linear and groups: without PyTorch's kernel")
@@ -261,17 +336,29 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="of decode: tokens in a run")
     parser.add_argument("--prompt", type=int, default=512, help="of decode: tokens of a prefill")
     parser.add_argument("--rounds", type=int, default=3, help="of decode")
-    parser.add_argument("--tune", action="store_true", help="of decode: find the fastest plans before each timing")
+    parser.add_argument("--tune", action="store_true", help="of decode, and of whole on one device: find the fastest plans before each timing")
     parser.add_argument("--groups", default="8,16,32,64,128", help="of groups: inputs of a group, separated by commas")
     parser.add_argument("--weight-sparsity", default="0,20,30,40,50,60", help="of groups: percentages, separated by commas")
     parser.add_argument("--uneven", action="store_true", help="of groups: also with rows that keep different shares")
+    parser.add_argument("--weights", type=lambda text: text.split(","), default=list(WHOLE), metavar="LIST",
+                        help=f"of whole: some of {','.join(WHOLE)}, separated by commas; default: all")
+    parser.add_argument("--gpus", type=lambda text: [int(count) for count in text.split(",")], default=[1], metavar="LIST", help="of whole: numbers of devices, such as 1,2")
+    parser.add_argument("--input", type=int, default=15, help="of whole: tokens before those that are timed")
+    parser.add_argument("--lengths", default="128,1024", help="of whole: tokens of an output, separated by commas")
+    parser.add_argument("--layers", type=int, default=0, help="of whole: only so many layers; 0: all")
+    parser.add_argument("--scratch", metavar="DIR", help="of whole: where the models are written, one at a time; default: the system's folder for temporary files")
+    parser.add_argument("--deterministic", action="store_true", help="of whole: sums in a fixed order")
     args = parser.parse_args()
+    if unknown := [weights for weights in args.weights if weights not in WHOLE]:
+        parser.error(f"--weights: {', '.join(unknown)}; known are {', '.join(WHOLE)}")
     if args.what != "groups" and (args.single or args.sparse_marlin):
         parser.error("--single and --sparse-marlin are of --what groups")
     if args.what == "groups":
         return finish(args, grouped(args))
     if args.what == "decode":
         return finish(args, decoding(args))
+    if args.what == "whole":
+        return whole(args)
     rows = []
     for shape in args.shape or [shape for shape in SHAPES if shape != "llama-3.2-1b"]:
         peer = None if args.no_peer else torch_row(shape, args.runs)
@@ -309,6 +396,10 @@ def finish(args, rows: list[dict]) -> int:
         if args.what == "decode":
             command += ["--what=decode", f"--depths={args.depths}", f"--tokens={args.tokens}", f"--prompt={args.prompt}", f"--rounds={args.rounds}", *(["--tune"] if args.tune else []),
                         *(["--llama-bench=llama-bench"] if args.llama_bench else [])]
+        if args.what == "whole":
+            command = ["scripts/gpu_bench.sh", "--what=whole", *(f"--shape={shape}" for shape in args.shape or []), f"--weights={','.join(args.weights)}",
+                       f"--gpus={','.join(map(str, args.gpus))}", f"--input={args.input}", f"--lengths={args.lengths}", f"--runs={args.runs}",
+                       *(["--layers=" + str(args.layers)] if args.layers else []), *(["--deterministic"] if args.deterministic else []), *(["--tune"] if args.tune else [])]
         out = {"command": shlex.join(command), "commit": commit, "date": datetime.date.today().isoformat(), "device": device, "driver": driver,
                "rows": rows}
         args.out.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")

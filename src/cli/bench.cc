@@ -36,8 +36,8 @@ struct Options : Common {
   WeightFlags weights;
   bool explain = false;
   int runs = 10;
-  int64_t prompt = 512, gen = 128, tokens = 1, n_layers = 0;
-  std::vector<int64_t> contexts = {0};
+  int64_t prompt = 512, tokens = 1, n_layers = 0;
+  std::vector<int64_t> contexts = {0}, gens = {128};
   uint64_t seed = 0;
   bool spqt = false;
   std::vector<std::string> parts;
@@ -185,7 +185,7 @@ int report_spqt(const Options& options) {
                       .svg = options.svg,
                       .scratch = options.scratch,
                       .runs = options.runs,
-                      .gen = options.gen,
+                      .gen = options.gens.front(),
                       .n_layers = options.n_layers,
                       .seed = options.seed,
                       .kv = parse_kv(options.kv),
@@ -220,7 +220,7 @@ int bench_on_cuda(const Options& options) {
                            .tokens = options.tokens,
                            .n_layers = options.n_layers,
                            .prompt = options.prompt,
-                           .gen = options.gen,
+                           .gens = options.gens,
                            .contexts = options.contexts,
                            .seed = options.seed,
                            .params = options.synthetic.empty()
@@ -282,8 +282,8 @@ int bench(const Options& options) {
       report.add(eval::bench_prefill(*model.decoder, model.checkpoint, options.prompt, kv, wanted), model.load_s);
     if (asked(options, "decode"))
       for (const int64_t context : options.contexts)
-        report.add(eval::bench_decode(*model.decoder, model.checkpoint, options.gen, context, kv, wanted),
-                   model.load_s);
+        for (const int64_t gen : options.gens)
+          report.add(eval::bench_decode(*model.decoder, model.checkpoint, gen, context, kv, wanted), model.load_s);
     if (!options.json)
       print(fmt::format("load {:.2f} s, prepared copies {}, peak memory {}\n", model.load_s,
                         human_bytes(model.decoder->prepared_bytes()), human_bytes(peak_memory_bytes())));
@@ -334,10 +334,14 @@ Action add_bench(CLI::App& program) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str()
       ->type_name("N");
-  CLI::Option* gen = command->add_option("--gen", options->gen, "of --what decode: tokens decoded in one run")
-                         ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
-                         ->capture_default_str()
-                         ->type_name("N");
+  CLI::Option* gen =
+      command
+          ->add_option("--gen", options->gens,
+                       "of --what decode: tokens decoded in one run; several, separated by commas: one after the other")
+          ->delimiter(',')
+          ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+          ->capture_default_str()
+          ->type_name("N");
   command
       ->add_option(
           "--context", options->contexts,
@@ -435,7 +439,8 @@ Action add_bench(CLI::App& program) {
     if (!options->spqt) check_sparsity(*command);
     if (options->spqt) {
       if (runs->count() == 0) options->runs = 3;
-      if (gen->count() == 0) options->gen = 32;
+      if (gen->count() == 0) options->gens = {32};
+      if (options->gens.size() > 1) throw Error("--spqt decodes one number of tokens; give --gen one");
       return report_spqt(*options);
     }
     if (model->count() + synthetic->count() == 0) throw Error("nothing to time: give MODEL or --synthetic SHAPE");

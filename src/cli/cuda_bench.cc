@@ -41,7 +41,13 @@ void print_table(const CudaBenchRequest& request, const eval::CudaLinearResult& 
     print(fmt::format("a kernel of its own for each list takes {:.1f}% of the time\n", 100 * share));
 }
 
-void print_rows(const CudaBenchRequest& request, const eval::CudaLinearResult& result, double load_s) {
+/// Of whole tokens.
+struct Loaded {
+  double load_s = 0;
+  int64_t device_bytes = 0;  // of all devices: weights, cache of the longest run and work space
+};
+
+void print_rows(const CudaBenchRequest& request, const eval::CudaLinearResult& result, const Loaded& loaded) {
   for (size_t i = 0; i < result.rows.size(); ++i) {
     const eval::BenchRow& row = result.rows[i];
     Json out = {{"bench", row.bench},
@@ -81,19 +87,25 @@ void print_rows(const CudaBenchRequest& request, const eval::CudaLinearResult& r
       out["gpus"] = request.gpu.count;
       out["shards"] = request.gpu.shards > 0 ? request.gpu.shards : request.gpu.count;
     }
-    if (load_s > 0) out["load_s"] = load_s;
+    if (loaded.load_s > 0) out["load_s"] = loaded.load_s, out["device_memory_bytes"] = loaded.device_bytes;
     if (row.what.ends_with("list kernels")) out["list_share"] = eval::list_share(result);
     print_json(out);
   }
 }
 
-void report(const CudaBenchRequest& request, const eval::CudaLinearResult& result, double load_s) {
+void report(const CudaBenchRequest& request, const eval::CudaLinearResult& result, const Loaded& loaded = {}) {
   if (request.explain)
     for (size_t i = 0; i < result.rows.size(); ++i) say("{}: {}\n", result.rows[i].what, result.plans[i]);
   if (request.common.json)
-    print_rows(request, result, load_s);
+    print_rows(request, result, loaded);
   else
     print_table(request, result);
+}
+
+int64_t free_device_bytes(const LoadedModel& model) {
+  int64_t bytes = model.gpu->free_bytes();
+  for (const auto& gpu : model.more_gpus) bytes += gpu->free_bytes();
+  return bytes;
 }
 
 /// Prefill and decoding, those that are asked for, on one upload of the model.
@@ -101,13 +113,15 @@ void whole_tokens(const CudaBenchRequest& request) {
   LoadedModel model = open_model(request.path, request.common);
   const bool decodes = asked(request, "decode"), prefills = asked(request, "prefill");
   const int64_t deepest = *std::max_element(request.contexts.begin(), request.contexts.end());
+  const int64_t longest = *std::max_element(request.gens.begin(), request.gens.end());
   open_gpu(model, request.gpu);
   const CudaPlans plans =
       request.tune ? CudaPlans{{}, "plans found first (--tune)"} : load_cuda_plans(request.profile, *model.gpu);
   std::optional<MachinePlans> on_cpu;
   if (request.gpu.layers > 0) on_cpu = load_plans_beside_gpu(request.profile, request.common.threads);
+  const int64_t free_before = free_device_bytes(model);
   load_cuda_decoder(model,
-                    {.context = std::max({decodes ? deepest + request.gen : 0, prefills ? request.prompt : 0,
+                    {.context = std::max({decodes ? deepest + longest : 0, prefills ? request.prompt : 0,
                                           request.tune ? model::CudaDecoder::kTuneContext : 0}),
                      .progress = true,
                      .deterministic = request.profile.deterministic,
@@ -116,8 +130,11 @@ void whole_tokens(const CudaBenchRequest& request) {
                      .shards = request.gpu.shards,
                      .cpu = on_cpu ? on_cpu->load_options(kernels::Prepare::automatic) : model::LoadOptions{}},
                     !request.tune);
+  const Loaded loaded = {model.load_s, free_before - free_device_bytes(model)};
   // The CPU's decoder checks the other one, and finds thresholds for random weights.
-  model.decoder = model::Decoder::load(model.checkpoint, *model.pool);
+  model.decoder = model::Decoder::load(
+      model.checkpoint, *model.pool,
+      {.prepare = request.sparsity.sparse() ? kernels::Prepare::automatic : kernels::Prepare::in_place});
   const double deviation = eval::check_cuda_decoder(*model.cuda, *model.decoder);
   const auto thresholds = thresholds_of_bench(model, request.path, request.synthetic, request.sparsity);
   model.decoder.reset();
@@ -127,17 +144,22 @@ void whole_tokens(const CudaBenchRequest& request) {
     result.rows.push_back(eval::bench_cuda_prefill(*model.cuda, model.checkpoint, deviation,
                                                    {.tokens = request.prompt, .runs = request.runs}));
   // Dense first: its plans serve where skipping does not pay.
-  if (request.tune && model.cuda->tune(true).empty())
-    throw Error("--tune: {} has no zigzag weights, whose plans it finds", request.shape);
+  if (request.tune) {
+    const int64_t groups = model.cuda->tune_groups(true);
+    if (model.cuda->tune(true).empty() && groups == 0)
+      throw Error("--tune: {} has neither zigzag nor group-sparse weights, whose plans it finds", request.shape);
+  }
   if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, request.sparsity.dense_prefix, false});
   if (request.tune && thresholds) model.cuda->tune(true);
   for (const int64_t depth : request.contexts) {
     if (!decodes) break;
-    const eval::CudaDecodeOptions wanted = {.tokens = request.gen, .depth = depth, .runs = request.runs};
-    const auto rows = eval::bench_cuda_decode(*model.cuda, model.checkpoint, deviation, wanted);
-    result.shares.resize(result.rows.size());
-    result.rows.insert(result.rows.end(), rows.begin(), rows.end());
-    result.shares.emplace_back(eval::bench_cuda_shares(*model.cuda, wanted));
+    for (const int64_t gen : request.gens) {
+      const eval::CudaDecodeOptions wanted = {.tokens = gen, .depth = depth, .runs = request.runs};
+      const auto rows = eval::bench_cuda_decode(*model.cuda, model.checkpoint, deviation, wanted);
+      result.shares.resize(result.rows.size());
+      result.rows.insert(result.rows.end(), rows.begin(), rows.end());
+      result.shares.emplace_back(eval::bench_cuda_shares(*model.cuda, wanted));
+    }
   }
   for (const eval::BenchRow& row : result.rows)
     result.plans.push_back(row.bench == "prefill"
@@ -146,7 +168,7 @@ void whole_tokens(const CudaBenchRequest& request) {
                                              on_cpu ? fmt::format("the CPU's layers: {}\n", on_cpu->source) : "",
                                              model.cuda->explain()));
   result.ceiling_gb_s = model.cuda->measure_read_gb_s();
-  report(request, result, model.load_s);
+  report(request, result, loaded);
 }
 
 }  // namespace
@@ -172,19 +194,17 @@ int run_cuda_bench(const CudaBenchRequest& request) {
   if (asked(request, "decode") || asked(request, "prefill")) whole_tokens(request);
   if (!asked(request, "linear")) return 0;
   ThreadPool pool(request.common.threads);
-  report(request,
-         eval::bench_cuda_linear(model::linear_layers(request.synthetic), pool,
-                                 {.layout = layout_named("--layout", request.layout),
-                                  .n_layers = request.n_layers,
-                                  .act_sparsity = request.sparsity.act_sparsity,
-                                  .weight_sparsity = request.weight_sparsity,
-                                  .group_size = request.params.group_size,
-                                  .uneven_rows = request.uneven_rows,
-                                  .runs = request.runs,
-                                  .seed = request.seed,
-                                  .deterministic = request.profile.deterministic,
-                                  .device = request.gpu.options()}),
-         0);
+  report(request, eval::bench_cuda_linear(model::linear_layers(request.synthetic), pool,
+                                          {.layout = layout_named("--layout", request.layout),
+                                           .n_layers = request.n_layers,
+                                           .act_sparsity = request.sparsity.act_sparsity,
+                                           .weight_sparsity = request.weight_sparsity,
+                                           .group_size = request.params.group_size,
+                                           .uneven_rows = request.uneven_rows,
+                                           .runs = request.runs,
+                                           .seed = request.seed,
+                                           .deterministic = request.profile.deterministic,
+                                           .device = request.gpu.options()}));
   return 0;
 }
 

@@ -22,7 +22,7 @@ struct CudaBenchRequest {
   int runs = 10;
   int64_t tokens = 1, n_layers = 0;
   int64_t prompt = 512;           // tokens of a prefill
-  int64_t gen = 128;              // tokens decoded
+  std::vector<int64_t> gens;      // tokens decoded
   std::vector<int64_t> contexts;  // after so many
   uint64_t seed = 0;
   layout::Params params;  // of linear layers' random weights

@@ -37,14 +37,15 @@ constexpr double kInt8Tolerance = 0.012;
 constexpr int64_t kAlign = 256;
 constexpr std::string_view kListsReady = ", lists ready", kListKernels = ", list kernels", kStream = ", stream-K",
                            kSlice = ", slice-K", kEightBits = ", 8-bit inputs", kTensorCores = ", tensor cores",
-                           kMultiplyAdds = ", multiply-adds";
+                           kMultiplyAdds = ", multiply-adds", kInputsReady = ", inputs ready",
+                           kInputKernels = ", input kernels";
 /// Blocks of a multiprocessor that any plan has.
 constexpr int64_t kMostBlocks = 8;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 /// What a row of results times: zigzag and row layouts; then group-sparse ones.
-enum class Mode { dense, collects, list, list_kernel, stream, slice, int8, mma, fma };
+enum class Mode { dense, collects, list, list_kernel, stream, ready, input_kernel, slice, int8, mma, fma };
 bool is_of_groups(Mode mode) { return mode >= Mode::stream; }
 /// Kernels that read the weights as chunks also where units are faster.
 bool is_of_chunks(Mode mode) { return mode >= Mode::mma; }
@@ -73,7 +74,7 @@ struct Kind {
   std::vector<int32_t> active;
   std::vector<std::vector<float>> expected;  // of each part
   // Bytes into a layer's weights, into the inputs and into a layer's outputs.
-  int64_t codes_at = 0, headers_at = 0, chunks_at = 0, x_at = 0, list_at = 0, count_at = 0, y_at = 0;
+  int64_t codes_at = 0, headers_at = 0, chunks_at = 0, x_at = 0, list_at = 0, count_at = 0, y_at = 0, ready_at = 0;
 };
 
 /// Outputs of a matrix that are drawn together, and the share of their groups that is dropped.
@@ -227,6 +228,7 @@ void Bench::make_kinds(const model::LinearLayers& layers, ThreadPool& pool) {
     kind.x_at = place(input_bytes_, 4 * group.K);
     kind.list_at = place(input_bytes_, 4 * group.K);
     kind.count_at = place(input_bytes_, 4);
+    kind.ready_at = place(input_bytes_, cuda::group_inputs_bytes(group.K));
     kind.y_at = place(layer_y_, 4 * kind.outputs);
   }
 }
@@ -254,6 +256,12 @@ void Bench::upload() {
                          int64_t(kind.x.size()), nullptr, kind.threshold,
                          reinterpret_cast<int32_t*>(inputs_.data() + kind.list_at),
                          reinterpret_cast<int32_t*>(inputs_.data() + kind.count_at));
+    if (!kind.groups.quads.empty()) {
+      GroupsArgs args;
+      args.weights = groups(0, size_t(&kind - kinds_.data()), Mode::ready);
+      args.x = reinterpret_cast<const float*>(inputs_.data() + kind.x_at);
+      cuda::launch_group_inputs(*device_, *stream_, args, inputs_.data() + kind.ready_at);
+    }
     outputs = std::max(outputs, kind.outputs);
   }
   for (int64_t layer = 1; layer < n_layers_; ++layer) weights_.copy_within(0, layer * layer_bytes_, layer_bytes_);
@@ -300,6 +308,10 @@ void Bench::launch(Mode mode, const std::vector<Choice>& choices, bool keep_firs
         args.y = outputs(layer, i);
         args.zero = zero, args.zero_count = zero_count;
         args.workspace = workspace;
+        if (mode == Mode::ready || mode == Mode::input_kernel) args.ready = inputs_.data() + kind.ready_at;
+        if (mode == Mode::input_kernel)
+          cuda::launch_group_inputs(*device_, *stream_, args, inputs_.data() + kind.ready_at);
+        args.next = cuda::upcoming(layout_, groups(next_layer, next, mode), choices[next].groups);
         cuda::launch_groups(*device_, *stream_, layout_, choices[i].groups, args);
         continue;
       }
@@ -383,6 +395,7 @@ std::vector<Choice> Bench::choices_for(Mode mode, size_t kind, const Choice& now
     for (GroupsPlan plan : cuda::groups_plans(layout_, weights)) {
       plan.split = now.groups.split;
       if (now.groups.math == cuda::Math::fma) plan = now.groups;  // it has one kernel
+      plan.early = now.groups.early;
       const int all = cuda::filled(device_->info(), weights, plan).blocks;
       for (const double fill : {0.34, 0.5, 0.67, 1.0}) {
         plan.blocks = std::max(1, int(all * fill));
@@ -390,6 +403,11 @@ std::vector<Choice> Bench::choices_for(Mode mode, size_t kind, const Choice& now
           plan.blocks = int(std::max<int64_t>(1, plan.blocks / weights.panels) * weights.panels);
         out.push_back({{}, plan});
       }
+    }
+    for (const int early : {0, 1, 2, 4, 8, 16, 1 << 20}) {  // the last: all
+      GroupsPlan plan = now.groups;
+      plan.early = early;
+      out.push_back({{}, plan});
     }
     return out;
   }
@@ -451,6 +469,8 @@ BenchRow Bench::time(Mode mode, std::string& plans) {
   if (mode == Mode::list_kernel) row.what += kListKernels;
   if (mode == Mode::stream) row.what += kStream;
   if (mode == Mode::slice) row.what += kSlice;
+  if (mode == Mode::ready) row.what += kInputsReady;
+  if (mode == Mode::input_kernel) row.what += kInputKernels;
   if (mode == Mode::mma) row.what += kTensorCores;
   if (mode == Mode::fma) row.what += kMultiplyAdds;
   if (mode == Mode::int8) row.what += kEightBits;
@@ -493,7 +513,7 @@ BenchRow Bench::time(Mode mode, std::string& plans) {
 std::vector<Mode> Bench::modes() const {
   if (layout_.family == Family::group_sparse) {
     std::vector<Mode> out = {Mode::stream, Mode::slice, Mode::int8};
-    if (!kinds_[0].groups.quads.empty()) out.push_back(Mode::mma);
+    if (!kinds_[0].groups.quads.empty()) out.insert(out.end(), {Mode::mma, Mode::ready, Mode::input_kernel});
     if (layout_.bits == 3 || layout_.bits == 4) out.push_back(Mode::fma);
     return out;
   }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -769,7 +770,7 @@ double CudaDecoder::Impl::time_token(bool sparse) {
   return least;
 }
 
-std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
+void CudaDecoder::begin_tuning() {
   Impl& d = *impl_;
   if (d.deterministic) throw Error("plans are tuned in any order of sums; leave out --deterministic");
   if (d.cpu) throw Error("plans are tuned with the whole model on the device; leave out --gpu-layers");
@@ -779,6 +780,66 @@ std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
   truncate(0);
   const int32_t id = 0;
   d.upload_ids({&id, 1});
+}
+
+int64_t CudaDecoder::tune_groups(bool progress) {
+  begin_tuning();
+  Impl& d = *impl_;
+  const cuda::DeviceInfo& device = d.lead().card.device.info();
+  using Product = std::tuple<layout::Id, int64_t, int64_t, int64_t>;  // layout, panels, K, group size
+  std::map<Product, std::vector<KeptRun*>> products;
+  for (Layer& layer : d.lead().layers)
+    for (Group* const group : layer.readers())
+      for (KeptRun& run : group->kept)
+        products[{run.layout->id, run.groups.panels, run.groups.K, run.groups.group}].push_back(&run);
+  if (products.empty()) return 0;
+  constexpr double kFills[] = {0.34, 0.5, 0.67, 1.0}, kNoise = 0.002;
+  constexpr int kEarly[] = {0, 1, 2, 4, 8, 16, 1 << 20}, kRounds = 2;  // the last: all
+  int64_t attempts = 0;
+  for (const auto& [product, runs] : products)
+    attempts +=
+        kRounds * int64_t(cuda::groups_plans(*runs.front()->layout, runs.front()->groups).size() * std::size(kFills) +
+                          std::size(kEarly));
+  std::optional<Progress> bar;
+  if (progress) bar.emplace("Tuning groups", attempts, "plans");
+  double least = d.time_token(false);
+  const auto attempt = [&](const std::vector<KeptRun*>& runs, const cuda::GroupsPlan& plan) {
+    if (bar) bar->add(1);
+    const cuda::GroupsPlan before = runs.front()->plan;
+    if (plan == before) return;
+    for (KeptRun* const run : runs) run->plan = plan;
+    const double ms = d.time_token(false);
+    if (ms < least * (1 - kNoise))
+      least = ms;
+    else
+      for (KeptRun* const run : runs) run->plan = before;
+  };
+  for (int round = 0; round < kRounds; ++round) {
+    for (const auto& [product, runs] : products) {
+      const KeptRun& first = *runs.front();
+      for (cuda::GroupsPlan plan : cuda::groups_plans(*first.layout, first.groups)) {
+        plan.early = first.plan.early;
+        const int all = cuda::filled(device, first.groups, plan).blocks;
+        for (const double fill : kFills) {
+          plan.blocks = std::max(1, int(all * fill));
+          attempt(runs, plan);
+        }
+      }
+      for (const int early : kEarly) {
+        cuda::GroupsPlan plan = first.plan;
+        plan.early = early;
+        attempt(runs, plan);
+      }
+    }
+  }
+  d.dense_token = d.recorded(false);
+  if (d.sparsity) d.record_sparse();
+  return int64_t(products.size());
+}
+
+std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
+  begin_tuning();
+  Impl& d = *impl_;
   const cuda::DeviceInfo& device = d.lead().card.device.info();
   const bool sparse = d.sparsity.has_value();
   std::map<cuda::Product, std::vector<ZigzagRun*>> products;

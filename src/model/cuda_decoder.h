@@ -100,6 +100,9 @@ class CudaDecoder final : public Engine {
   /// tokens first. Forgets all tokens. Throws Error in a fixed order, with layers on the CPU, for shards, and where the
   /// context holds less than kTuneContext.
   std::vector<CudaTuning> tune(bool progress);
+  /// The same of group-sparse products: kernel, blocks, and what the launch before asks for. Not of sparse tokens
+  /// alone: thresholds save nothing there. Returns how many different products there are.
+  int64_t tune_groups(bool progress);
   static constexpr int64_t kTuneContext = 16;
 
   /// The device's part of single tokens, as set_sparsity() said, after the last one that ran; they are neither counted
@@ -115,6 +118,8 @@ class CudaDecoder final : public Engine {
  private:
   struct Impl;
   explicit CudaDecoder(std::unique_ptr<Impl> impl);
+  /// Throws Error where plans cannot be tuned; then the first token of a sequence is ready.
+  void begin_tuning();
   std::unique_ptr<Impl> impl_;
 };
 

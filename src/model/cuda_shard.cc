@@ -297,6 +297,10 @@ void CudaShard::run(const Group& group, int64_t layer, Input input, const float*
     cuda::launch_gemv(card.device, card.stream, *run.layout, sparse ? run.sparse : run.dense, args);
     clear = {};
   }
+  const auto after = [&](const KeptRun& run) -> const KeptRun* {
+    if (&run != &group.kept.back()) return &run + 1;
+    return fused.next == nullptr || fused.next->kept.empty() ? nullptr : &fused.next->kept.front();
+  };
   for (const KeptRun& run : group.kept) {
     cuda::GroupsArgs args;
     args.weights = run.groups;
@@ -307,6 +311,7 @@ void CudaShard::run(const Group& group, int64_t layer, Input input, const float*
     args.y = y + run.at;
     args.zero = clear.data;
     args.zero_count = clear.count;
+    if (const KeptRun* next = after(run)) args.next = cuda::upcoming(*next->layout, next->groups, next->plan);
     if (arrived.bytes() > 0)
       args.workspace = {partial.as<float>(), arrived.as<uint32_t>(), group.start ? group.start + run.at : nullptr};
     cuda::launch_groups(card.device, card.stream, *run.layout, run.plan, args);
@@ -365,7 +370,8 @@ void CudaShard::record_attention(int64_t layer_index, const LayerThresholds& thr
   cuda::NormArgs norm = norm_of_token(layer_index > 0 ? card.down : nullptr, layer.attn_norm, layer.attn_norm_bias);
   norm.preset = layer.qkv.to_preset(qkv_y_);
   cuda::launch_norm(card.device, card.stream, norm);
-  run(layer.qkv, layer_index, Input::attn_in, h_, thresholds[size_t(Input::attn_in)], qkv_y_);
+  run(layer.qkv, layer_index, Input::attn_in, h_, thresholds[size_t(Input::attn_in)], qkv_y_,
+      {.up = nullptr, .clear = {}, .next = &layer.o});
 
   card.mark(Kind::attention);
   cuda::AttentionArgs attention;
@@ -379,7 +385,8 @@ void CudaShard::record_attention(int64_t layer_index, const LayerThresholds& thr
   attention.preset = layer.o.to_preset(o_y_);
   attention.workspace = attention_workspace.data();
   cuda::launch_attention(card.device, card.stream, attention);
-  run(layer.o, layer_index, Input::attn_out, attended_, thresholds[size_t(Input::attn_out)], o_y_);
+  run(layer.o, layer_index, Input::attn_out, attended_, thresholds[size_t(Input::attn_out)], o_y_,
+      {.up = nullptr, .clear = {}, .next = &layer.up});
 }
 
 void CudaShard::record_mlp(int64_t layer_index, const LayerThresholds& thresholds) {
@@ -390,17 +397,19 @@ void CudaShard::record_mlp(int64_t layer_index, const LayerThresholds& threshold
   cuda::NormArgs norm = norm_of_token(card.o, layer.ffn_norm, layer.ffn_norm_bias);
   norm.preset = layer.up.to_preset(up_y_);
   cuda::launch_norm(card.device, card.stream, norm);
+  const auto following = size_t(layer_index) + 1;
+  const Group* const qkv = following < layers.size() ? &layers[following].qkv : nullptr;
   // The gate is taken where it is read: by products that add. Counts need its result apart.
   const bool gated_there = c.mlp == Mlp::swiglu && layer.up.adds() && layer.down.only_adds() &&
                            layer.down.start == nullptr && counts.bytes() == 0;
   if (gated_there) {
     run(layer.up, layer_index, Input::ffn_in, h_, ffn_in, up_y_,
-        {.up = nullptr, .clear = {down_y_, layer.down.outputs, nullptr}});
+        {.up = nullptr, .clear = {down_y_, layer.down.outputs, nullptr}, .next = &layer.down});
     run(layer.down, layer_index, Input::ffn_down, up_y_, ffn_down, down_y_,
-        {.up = up_y_ + layer.up.at[1], .clear = {}});
+        {.up = up_y_ + layer.up.at[1], .clear = {}, .next = qkv});
     return;
   }
-  run(layer.up, layer_index, Input::ffn_in, h_, ffn_in, up_y_);
+  run(layer.up, layer_index, Input::ffn_in, h_, ffn_in, up_y_, {.up = nullptr, .clear = {}, .next = &layer.down});
   card.mark(Kind::rest);
   cuda::GateArgs gate;
   gate.gate = c.mlp == Mlp::swiglu ? cuda::Gate::swiglu : cuda::Gate::relu;
@@ -410,7 +419,7 @@ void CudaShard::record_mlp(int64_t layer_index, const LayerThresholds& threshold
   gate.count = c.n_ff;
   gate.preset = layer.down.to_preset(down_y_);
   cuda::launch_gate(card.device, card.stream, gate);
-  run(layer.down, layer_index, Input::ffn_down, gated_, ffn_down, down_y_);
+  run(layer.down, layer_index, Input::ffn_down, gated_, ffn_down, down_y_, {.up = nullptr, .clear = {}, .next = qkv});
 }
 
 void CudaShard::record_head(float* from, const float* sums) {

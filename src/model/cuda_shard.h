@@ -102,6 +102,8 @@ struct Group {
 struct Fused {
   const float* up = nullptr;  // GemvArgs::up; only_adds() groups only
   cuda::Preset clear;         // zeros only, nothing of this group's results; the first run's launch does it
+  /// Multiplied with after this one: the last group-sparse run asks for the first one of it (GroupsArgs::next).
+  const Group* next = nullptr;
 };
 
 struct Layer {

@@ -84,7 +84,10 @@ struct Run {
   const float* norms = nullptr;
   InputBits bits = InputBits::half;
   bool fixed_order = false;
+  const std::byte* ready = nullptr;
 };
+
+using How = Run;  // in a test Run is gtest's
 
 /// The padded results; with a workspace starting from 0.25.
 std::vector<float> run(const Uploaded& w, GroupsPlan plan, const Run& how) {
@@ -96,6 +99,7 @@ std::vector<float> run(const Uploaded& w, GroupsPlan plan, const Run& how) {
   args.weights = w.groups();
   args.input_bits = how.bits;
   args.x = how.x, args.up = how.up, args.threshold = how.threshold, args.norms = how.norms;
+  args.ready = how.ready;
   args.y = y.data(), args.zero = zero.data(), args.zero_count = 64;
   if (how.fixed_order) args.workspace = {partial.data(), arrived.data(), start.data()};
   cuda::launch_groups(device(), stream(), w.layout(), plan, args);
@@ -247,6 +251,34 @@ TEST(CudaGroups, GatesAndThresholdsOnTheWay) {
           w, plan,
           {.x = on_gate.data(), .up = on_up.data(), .threshold = 0.3f, .norms = by_norms ? on_norms.data() : nullptr});
       expect_right(w, y, x, InputBits::half, by_norms ? "by norms" : "by size");
+    }
+  }
+}
+
+// Inputs made once give the bits of those that every block makes.
+TEST(CudaGroups, InputsThatAreReady) {
+  LACUNA_NEED_DEVICE();
+  for (const int64_t K : {16, 1000, 4096}) {
+    const Uploaded w({test::grouped_weight(Id::gs4, 300, K, 3, {.group_size = 16, .sparsity = 0.5})},
+                     GroupsForm::units);
+    const OnDevice<float> x(inputs(K, 1)), up(inputs(K, 2));
+    const GroupsPlan plan = cuda::default_plan(device().info(), w.layout(), w.groups());
+    for (const InputBits bits : {InputBits::half, InputBits::int8}) {
+      for (const bool gated : {false, true}) {
+        const OnDevice<std::byte> ready(size_t(cuda::group_inputs_bytes(K)));
+        How how = {
+            .x = x.data(), .up = gated ? up.data() : nullptr, .threshold = 0.3f, .bits = bits, .fixed_order = true};
+        const std::vector<float> apart = run(w, plan, how);
+        GroupsArgs args;
+        args.weights = w.groups();
+        args.input_bits = bits;
+        args.x = how.x, args.up = how.up, args.threshold = how.threshold;
+        cuda::launch_group_inputs(device(), stream(), args, ready.data());
+        how.x = how.up = nullptr, how.ready = ready.data();
+        const std::vector<float> once = run(w, plan, how);
+        for (int64_t n = 0; n < 300; ++n)
+          ASSERT_EQ(apart[size_t(n)], once[size_t(n)]) << K << " inputs, output " << n << (gated ? ", gated" : "");
+      }
     }
   }
 }

@@ -66,6 +66,7 @@ int64_t operand_bytes(int64_t, int64_t) { refuse(); }
 void launch_gemm_inputs(const Device&, Stream&, const GemmInputs&) { refuse(); }
 void launch_weight_scales(const Device&, Stream&, const layout::Layout&, const Columns&, float*) { refuse(); }
 void launch_weight_scales(const Device&, Stream&, const Rows&, float*) { refuse(); }
+void launch_group_inputs(const Device&, Stream&, const GroupsArgs&, std::byte*) { refuse(); }
 void launch_groups(const Device&, Stream&, const layout::Layout&, const GroupsPlan&, const GroupsArgs&) { refuse(); }
 void launch_gemm_weights(const Device&, Stream&, const layout::Layout&, const Groups&, int64_t, const Operand&) {
   refuse();

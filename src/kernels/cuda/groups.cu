@@ -22,6 +22,15 @@ std::span<const GroupsKernel> kernels_of(int width) {
   }
 }
 
+template <bool kInt8>
+__global__ void __launch_bounds__(128) make_places(const __grid_constant__ GemvInputs inputs, uint4* to) {
+  const int places = (inputs.K + kUnit - 1) / kUnit;
+  StagedPlaces out(to, places + 1);
+  launch_dependents();
+  wait_for_predecessors();
+  out.stage<kInt8>(inputs, places, int(blockIdx.x * blockDim.x + threadIdx.x), int(gridDim.x * blockDim.x));
+}
+
 void launch_units(const Device& device, Stream& stream, const layout::Layout& layout, const GroupsPlan& plan,
                   const GroupsArgs& args) {
   const Groups& w = args.weights;
@@ -37,20 +46,31 @@ void launch_units(const Device& device, Stream& stream, const layout::Layout& la
   if (plan.blocks < 1) throw Error("{} blocks", plan.blocks);
   UnitsParams p{};
   p.inputs = {args.x, args.up, args.norms, args.threshold, int(w.K)};
+  p.ready = reinterpret_cast<const uint4*>(args.ready);
   p.records = w.chunks, p.quads = w.quads, p.quad_of = w.quad_of;
   p.record_count = uint32_t(w.count), p.quad_count = uint32_t(w.quad_count);
   const auto warps = uint32_t(plan.blocks * plan.warps);
   p.of_warp = p.record_count / warps, p.larger = p.record_count % warps;
   p.slices = plan.split == Split::slice;
   p.y = args.y, p.zero = args.zero, p.zero_quads = unsigned(args.zero_count / 4);
+  p.next = args.next;
   p.start = args.workspace.start;
-  const int64_t shared = ((w.K + kUnit - 1) / kUnit + 1) * StagedPlaces::kBytes;
+  const int64_t shared = (((w.K + kUnit - 1) / kUnit + 1) * StagedPlaces::kBytes + 15) / 16 * 16;
   if (shared > 48 * 1024)
     check_cuda(cudaFuncSetAttribute(kernel->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
   launch_kernel(device, stream, kernel->kernel, {dim3(unsigned(plan.blocks)), plan.warps * 32, shared}, p);
 }
 
 }  // namespace
+
+void launch_group_inputs(const Device& device, Stream& stream, const GroupsArgs& args, std::byte* to) {
+  const Groups& w = args.weights;
+  if (!w.are_units()) throw Error("inputs are made ready for weights in units; these are chunks, which make their own");
+  const GemvInputs inputs = {args.x, args.up, args.norms, args.threshold, int(w.K)};
+  const dim3 blocks(unsigned(((w.K + 7) / 8 + 127) / 128));
+  const auto kernel = args.input_bits == InputBits::int8 ? make_places<true> : make_places<false>;
+  launch_kernel(device, stream, kernel, {blocks, 128}, inputs, reinterpret_cast<uint4*>(to));
+}
 
 void launch_groups(const Device& device, Stream& stream, const layout::Layout& layout, const GroupsPlan& plan,
                    const GroupsArgs& args) {
@@ -77,6 +97,7 @@ void launch_groups(const Device& device, Stream& stream, const layout::Layout& l
   p.inputs = {args.x, args.up, args.norms, args.threshold, int(w.K)};
   p.y = args.y, p.zero = args.zero, p.zero_quads = unsigned(args.zero_count / 4);
   p.workspace = args.workspace;
+  p.next = args.next;
   if (stream_k)
     p.of_block = uint32_t(w.count / plan.blocks), p.larger = uint32_t(w.count % plan.blocks);
   else

@@ -34,6 +34,7 @@ struct GroupsParams {
   int panels;
   unsigned zero_quads;
   bool int8;
+  Upcoming next;
 };
 
 /// What a lane reads of a chunk beside its words.
@@ -319,6 +320,8 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
   inputs.of_place = reinterpret_cast<float2*>(staged + (p.inputs.K + kGroup - 1) / kGroup * (kGroup / 8));
   const auto* const x_pairs = reinterpret_cast<const uint32_t*>(staged);
 
+  const auto ask = [&] { ask_for(p.next, blockIdx.x * kWarps + uint32_t(warp), gridDim.x * kWarps); };
+  if (lane == 0 && mine >= all.end) ask();
   bool waited = false;
   for (Segment segment{all.panel, all.begin, all.begin}; segment.begin < all.end; ++segment.panel) {
     segment.end = min(all.end, __ldg(p.start + segment.panel + 1));
@@ -337,6 +340,7 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
     __syncthreads();
 
     while (mine < segment.end) {
+      if (lane == 0 && mine + kWarps >= all.end) ask();
       float d[2][4] = {};  // of tiles 0 to 3, and 4 to 7
       float of_lane[kMma ? 1 : kChunkTiles][2] = {};
       const GroupTail now = tail;

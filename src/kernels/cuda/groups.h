@@ -65,9 +65,19 @@ struct GroupsPlan {
   Split split = Split::stream;
   Math math = Math::mma;
   int blocks = 0;  // of the launch; slice: of chunks, a multiple of the panels
+  int early = 0;   // records or chunks of each warp that the launch before asks for in L2 (GroupsArgs::next)
   bool operator==(const GroupsPlan&) const = default;
 };
 std::string describe(const GroupsPlan& plan);
+
+/// Weights of a later launch of which L2 is asked for the first `early` records of each of `shares` ranges, which
+/// follow each other and are as long as each other (`larger` of them longer by one).
+struct Upcoming {
+  const std::byte* records = nullptr;  // or chunks
+  uint32_t record_bytes = 0, shares = 0, of_share = 0, larger = 0, early = 0;
+};
+/// What the launch of `weights` with `plan` reads first.
+Upcoming upcoming(const layout::Layout& layout, const Groups& weights, const GroupsPlan& plan);
 
 /// Activations as the kernel takes them.
 enum class InputBits : uint8_t {
@@ -87,9 +97,13 @@ struct GroupsArgs {
   /// [256 panels], aligned to 16 bytes. Without a workspace results are added to it. Outputs from a part's N to the
   /// next multiple of 256 mean nothing.
   float* y = nullptr;
+  /// Of units: what launch_group_inputs() made of the inputs; nullptr: every block makes it for itself.
+  const std::byte* ready = nullptr;
   /// Set to zeros on the way, for a launch after this one. A multiple of 4 floats, aligned to 16 bytes.
   float* zero = nullptr;
   int64_t zero_count = 0;
+  /// Asked for as soon as each warp's own weights are under way, so that memory does not rest between launches.
+  Upcoming next;
   /// As Workspace says; partial: groups_partial_bytes(), arrived: [panels].
   Workspace workspace;
 };
@@ -115,6 +129,12 @@ int64_t groups_partial_bytes(const Groups& weights, int64_t blocks);
 /// it reads x or writes anything. Throws Error for a plan that no kernel has.
 void launch_groups(const Device& device, Stream& stream, const layout::Layout& layout, const GroupsPlan& plan,
                    const GroupsArgs& args);
+
+/// Bytes of GroupsArgs::ready of K inputs.
+int64_t group_inputs_bytes(int64_t K);
+/// Writes the inputs that `args` describes (input_bits, x, up, threshold, norms, weights.K) to `to`, aligned to 16
+/// bytes, as GroupsArgs::ready of all products that read them. Throws Error for weights that are no units.
+void launch_group_inputs(const Device& device, Stream& stream, const GroupsArgs& args, std::byte* to);
 
 /// Outputs [first, first + to.rows) as an operand (gemm.h), each value rounded to f16 once. to.scale, of output
 /// `first`, is read: PreparedGroups::scale. first: a multiple of 256.

@@ -9,8 +9,22 @@ namespace lacuna::cuda {
 
 std::string describe(const GroupsPlan& plan) {
   constexpr const char* kMath[] = {"tensor cores", "multiply-adds", "byte products"};
-  return fmt::format("{}, {} blocks, {} warps, {} resident, {}", plan.split == Split::stream ? "stream-K" : "slice-K",
-                     plan.blocks, plan.warps, plan.resident, kMath[int(plan.math)]);
+  return fmt::format("{}, {} blocks, {} warps, {} resident, {}, {} early",
+                     plan.split == Split::stream ? "stream-K" : "slice-K", plan.blocks, plan.warps, plan.resident,
+                     kMath[int(plan.math)], plan.early);
+}
+
+Upcoming upcoming(const layout::Layout& layout, const Groups& weights, const GroupsPlan& plan) {
+  if (plan.early < 1 || plan.blocks < 1 || weights.count < 1) return {};
+  const bool units = weights.are_units();  // a range is a warp's; chunks: a block's, whose warps take them in turn
+  const auto shares = uint32_t(units ? plan.blocks * plan.warps : plan.blocks);
+  const auto count = uint32_t(weights.count);
+  Upcoming out;
+  out.records = weights.chunks;
+  out.record_bytes = uint32_t(units ? UnitForm(layout.bits).bytes : GroupForm(layout.bits, int(weights.group)).bytes);
+  out.shares = shares, out.of_share = count / shares, out.larger = count % shares;
+  out.early = uint32_t(std::min<int64_t>(count, int64_t{plan.early} * (units ? 1 : plan.warps)));
+  return out;
 }
 
 Groups laid_out(const PreparedGroups& w, const std::byte* base) {
@@ -35,6 +49,8 @@ int64_t laid_out_bytes(const PreparedGroups& w) {
   each_part(w, [&](int64_t at, std::span<const std::byte> bytes) { end = at + int64_t(bytes.size()); });
   return end;
 }
+
+int64_t group_inputs_bytes(int64_t K) { return ((K + kUnit - 1) / kUnit + 1) * 48; }
 
 std::span<const GroupsPlan> groups_plans(const layout::Layout& layout, const Groups& weights) {
   static constexpr GroupsPlan kUnits[] = {{16, 32, Split::stream, Math::dot, 0},
@@ -63,7 +79,9 @@ GroupsPlan filled(const DeviceInfo& device, const Groups& weights, GroupsPlan pl
 }
 
 GroupsPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Groups& weights) {
-  return filled(device, weights, groups_plans(layout, weights)[0]);
+  GroupsPlan plan = filled(device, weights, groups_plans(layout, weights)[0]);
+  if (weights.are_units()) plan.early = 4;  // as many as a warp has on their way (units.cuh)
+  return plan;
 }
 
 int64_t groups_partial_bytes(const Groups& weights, int64_t blocks) {

@@ -1,8 +1,10 @@
 // src/kernels/cuda/inputs.cuh - how kernels that stage the inputs of one token read them. For .cu files only.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/groups.h"
 #include "kernels/cuda/ptx.cuh"
 
 namespace lacuna::cuda {
@@ -13,6 +15,16 @@ struct GemvInputs {
   float threshold;
   int K;
 };
+
+/// One of `askers` asks for its part. One thread of each.
+__device__ __forceinline__ void ask_for(const Upcoming& next, uint32_t asker, uint32_t askers) {
+  if (next.early == 0) return;
+  for (uint32_t share = asker; share < next.shares; share += askers) {
+    const uint32_t begin = next.of_share * share + min(share, next.larger);
+    const uint32_t count = min(next.early, next.of_share + (share < next.larger ? 1 : 0));
+    if (count > 0) prefetch_l2(next.records + size_t(begin) * next.record_bytes, count * next.record_bytes);
+  }
+}
 
 /// Values k to k + 7 of x; zeros from K on.
 __device__ __forceinline__ void load_eight(const float* x, int k, int K, float (&v)[8]) {

@@ -3,6 +3,7 @@
 
 #include <cuda_fp16.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace lacuna::cuda {
@@ -63,6 +64,15 @@ __device__ __forceinline__ T* dynamic_shared() {
 
 /// Asks for a cache line in L2.
 __device__ __forceinline__ void prefetch_l2(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
+/// Asks for `bytes` in L2. from: aligned to 16 bytes; bytes: a multiple of 16.
+__device__ __forceinline__ void prefetch_l2(const std::byte* from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#else
+  for (uint32_t at = 0; at < bytes; at += 128) prefetch_l2(from + at);
+#endif
+}
 
 /// *to += v, without an answer. to: aligned to 16 bytes.
 __device__ __forceinline__ void reduce_add(float* to, float4 v) {

@@ -25,6 +25,7 @@ namespace lacuna::cuda {
 /// GroupsArgs as the kernel wants them.
 struct UnitsParams {
   GemvInputs inputs;
+  const uint4* ready;  // the inputs as StagedPlaces; nullptr: every block makes them
   const std::byte* records;
   const Quad* quads;
   const uint32_t* quad_of;
@@ -34,6 +35,7 @@ struct UnitsParams {
   float *y, *zero;
   const float* start;  // of a fixed order
   unsigned zero_quads;
+  Upcoming next;
 };
 
 /// What a lane has of a record.
@@ -65,7 +67,7 @@ struct LaneUnits {
   }
 };
 
-/// The inputs of a block in shared memory; the place after the last holds zeros.
+/// The inputs of a block in shared memory, or of all blocks in global memory; the place after the last holds zeros.
 struct StagedPlaces {
   uint4 *high, *low;  // bytes of 16 integers, signed and unsigned
   uint2* of_place;    // what an integer means (f32), and the sum of the 16
@@ -75,11 +77,17 @@ struct StagedPlaces {
   __device__ __forceinline__ StagedPlaces(uint4* shared, int places)
       : high(shared), low(shared + places), of_place(reinterpret_cast<uint2*>(shared + 2 * places)) {}
 
-  /// All threads, whole warps. places: of the inputs.
+  /// From global memory. All threads of the block.
+  __device__ __forceinline__ void copy(const uint4* from, int places) {
+    const int count = ((places + 1) * kBytes + 15) / 16;
+    for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) high[i] = __ldcg(from + i);
+  }
+
+  /// Thread `thread` of `threads`, whole warps. places: of the inputs.
   template <bool kInt8>
-  __device__ __forceinline__ void stage(const GemvInputs& inputs, int places) {
+  __device__ __forceinline__ void stage(const GemvInputs& inputs, int places, int thread, int threads) {
     constexpr float kTop = kInt8 ? 127 : 32767;
-    for (int j = int(threadIdx.x); j < (2 * places + 31) / 32 * 32; j += int(blockDim.x)) {  // eight inputs
+    for (int j = thread; j < (2 * places + 31) / 32 * 32; j += threads) {  // eight inputs
       float v[8] = {};
       if (j < 2 * places) load_inputs(inputs, 8 * j, v);
       uint32_t most = largest_bits(v);
@@ -103,7 +111,7 @@ struct StagedPlaces {
       const float step = most >= 0x7f800000u ? __uint_as_float(0x7fc00000u) : largest > 1e-30f ? largest / kTop : 0.0f;
       if (j % 2 == 0) of_place[j / 2] = make_uint2(__float_as_uint(step), uint32_t(sum));
     }
-    if (threadIdx.x == 0) {
+    if (thread == 0) {
       high[places] = low[places] = make_uint4(0, 0, 0, 0);
       of_place[places] = make_uint2(0, 0);
     }
@@ -215,7 +223,10 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
     if (lane == 0) shared.first_is[warp] = SharedSums<kWarps>::none, shared.has_last[warp] = false;
 
   wait_for_predecessors();
-  staged.stage<kInt8>(p.inputs, places);
+  if (p.ready != nullptr)
+    staged.copy(p.ready, places);
+  else
+    staged.stage<kInt8>(p.inputs, places, int(threadIdx.x), int(blockDim.x));
   __syncthreads();
 
   float sum = 0;
@@ -246,7 +257,12 @@ __global__ void __launch_bounds__(kWarps * 32, kResident / kWarps)
     }
     sum = 0;
   };
+  const auto ask = [&] {
+    if (lane == 0) ask_for(p.next, blockIdx.x * kWarps + warp, gridDim.x * kWarps);
+  };
+  if (mine.begin >= mine.end) ask();
   for (uint32_t base = mine.begin; base < mine.end; base += kAhead) {
+    if (base + kAhead >= mine.end) ask();  // all of the warp's own are under way
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const uint32_t next = base + i + 1;

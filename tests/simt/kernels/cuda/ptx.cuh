@@ -12,6 +12,13 @@ inline uint32_t load_stream(const uint16_t* from) { return *from; }
 inline uint32_t load_stream(const uint8_t* from) { return *from; }
 inline void launch_dependents() {}
 inline void wait_for_predecessors() {}
+/// Calls of prefetch_l2().
+struct Asked {
+  const std::byte* from;
+  uint32_t bytes;
+};
+inline std::vector<Asked> asked_for;
+inline void prefetch_l2(const std::byte* from, uint32_t bytes) { asked_for.push_back({from, bytes}); }
 inline void sync_threads(int id, int threads) { simt::sync_named(unsigned(id), unsigned(threads)); }
 template <class T>
 T* dynamic_shared() {
