@@ -120,10 +120,9 @@ enum class TensorCoreKernel : uint8_t {
 
 /// A shape of the wgmma kernel.
 struct TensorCorePlan {
-  int rows = 128;          // of the weight, of a block
-  int tokens = 256;        // of a block
-  int cluster = 2;         // blocks that share tokens (1: none)
-  bool ping_pong = false;  // warpgroups take blocks of their own in turn, instead of halves of one
+  int rows = 128;    // of the weight, of a block
+  int tokens = 256;  // of a block
+  int cluster = 2;   // blocks that share tokens (1: none)
   friend bool operator==(const TensorCorePlan&, const TensorCorePlan&) = default;
 };
 /// Plans that the kernel has for an operation.

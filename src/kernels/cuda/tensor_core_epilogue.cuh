@@ -13,7 +13,7 @@ namespace lacuna::cuda {
 /// GELU's tanh form, 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), off by a few roundings of float32.
 __device__ __forceinline__ float gelu_tanh(float x) {
   const float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-  return x / (1 + __expf(-2 * u));
+  return __fdividef(x, 1 + __expf(-2 * u));
 }
 
 /// What is the same for all tokens of one output.
@@ -28,11 +28,11 @@ struct OutputTerms {
     if (a.gate != nullptr) gate = a.gate[n];
     activate = a.activation == TensorCoreActivation::gelu_tanh && in_group >= a.activation_from;
   }
-  /// x_scale: of the token; 1 where there are none.
+  /// x_scale: of the token; 1 where there are none. kActivate: as `activate` says, which is the same for 64 outputs.
+  template <bool kActivate>
   __device__ __forceinline__ float finish(float sum, float x_scale) const {
-    float v = fmaf(sum * x_scale, scale, bias);
-    if (activate) v = gelu_tanh(v);
-    return v * gate;
+    const float v = fmaf(sum * x_scale, scale, bias);
+    return (kActivate ? gelu_tanh(v) : v) * gate;
   }
 };
 

@@ -1,0 +1,14 @@
+// src/kernels/cuda/sm90a/tensor_core_nm24_f8.cu - the wgmma kernel for 2:4 e4m3, sums in the tensor core.
+#include <array>
+
+#include "kernels/cuda/sm90a/tensor_core_wgmma.cuh"
+
+namespace lacuna::cuda {
+
+std::span<const WgmmaRow> wgmma_rows_nm24_f8() {
+  static constexpr std::array kRows = {row<true, true, false, 128, 256, 2>(), row<true, true, false, 128, 192, 2>(),
+                                       row<true, true, false, 128, 128, 2>(), row<true, true, false, 128, 64, 1>()};
+  return kRows;
+}
+
+}  // namespace lacuna::cuda

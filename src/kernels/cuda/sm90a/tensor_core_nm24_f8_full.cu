@@ -1,0 +1,13 @@
+// src/kernels/cuda/sm90a/tensor_core_nm24_f8_full.cu - the wgmma kernel for 2:4 e4m3, sums in float32.
+#include <array>
+
+#include "kernels/cuda/sm90a/tensor_core_wgmma.cuh"
+
+namespace lacuna::cuda {
+
+std::span<const WgmmaRow> wgmma_rows_nm24_f8_full() {
+  static constexpr std::array kRows = {row<true, true, true, 128, 128, 2>(), row<true, true, true, 128, 64, 1>()};
+  return kRows;
+}
+
+}  // namespace lacuna::cuda

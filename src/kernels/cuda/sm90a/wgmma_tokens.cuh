@@ -1,0 +1,136 @@
+// src/kernels/cuda/sm90a/wgmma_tokens.cuh - wgmma of e4m3 and bf16, dense and 2:4, for the widths of token tiles (PTX
+// ISA: wgmma.mma_async and wgmma.mma_async.sp), and tiles by tensor map. For .cu files built for sm_90a only.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/sm90a/wgmma.cuh"
+#include "kernels/cuda/tensor_core.h"
+
+namespace lacuna::cuda {
+
+/// A matrix of rows of 64 bytes with swizzled pieces, its first row at `from`, aligned to 512 bytes. Adding 2 goes 32
+/// bytes on.
+__device__ __forceinline__ uint64_t describe_narrow_matrix(const void* from) {
+  constexpr uint64_t kSwizzle64 = uint64_t{2} << 62, kEightRows = uint64_t{512 >> 4} << 32, kUnused = 1 << 16;
+  return kSwizzle64 | kEightRows | kUnused | (shared_address(from) & 0x3ffff) >> 4;
+}
+
+/// The box of `map` whose first byte and row are given to shared memory of every block of `ranks` (a bit each), whose
+/// barriers are told; ranks 0: to this block alone. Past the ends of the matrix zeros come.
+__device__ __forceinline__ void copy_box(void* to, const void* map, int byte, int row, uint64_t* barrier,
+                                         uint16_t ranks) {
+  if (ranks == 0)
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+            shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(byte), "r"(row)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(byte), "r"(row), "h"(ranks)
+        : "memory");
+}
+
+/// Four 8 x 8 matrices of 16-bit values, a register each, to shared memory, turned: `to` of lanes 8 i to 8 i + 7 are
+/// the columns of matrix i, 16 bytes each.
+__device__ __forceinline__ void store_turned(void* to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(to)),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+/// From now on the warpgroup's threads have kCount registers each; more: after another one gave them back.
+template <int kCount, bool kMore>
+__device__ __forceinline__ void set_registers() {
+  if constexpr (kMore)
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+  else
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+// The registers of a product, sixteen at a time.
+#define LACUNA_LIST0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define LACUNA_LIST1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LACUNA_LIST2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define LACUNA_LIST3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LACUNA_LIST4 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define LACUNA_LIST5 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define LACUNA_LIST6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define LACUNA_LIST7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define LACUNA_LISTS32 LACUNA_LIST0 ", " LACUNA_LIST1
+#define LACUNA_LISTS64 LACUNA_LISTS32 ", " LACUNA_LIST2 ", " LACUNA_LIST3
+#define LACUNA_LISTS96 LACUNA_LISTS64 ", " LACUNA_LIST4 ", " LACUNA_LIST5
+#define LACUNA_LISTS128 LACUNA_LISTS96 ", " LACUNA_LIST6 ", " LACUNA_LIST7
+#define LACUNA_SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define LACUNA_SUMS16(i) LACUNA_SUMS4(i), LACUNA_SUMS4(i + 4), LACUNA_SUMS4(i + 8), LACUNA_SUMS4(i + 12)
+#define LACUNA_SUMS32 LACUNA_SUMS16(0), LACUNA_SUMS16(16)
+#define LACUNA_SUMS64 LACUNA_SUMS32, LACUNA_SUMS16(32), LACUNA_SUMS16(48)
+#define LACUNA_SUMS96 LACUNA_SUMS64, LACUNA_SUMS16(64), LACUNA_SUMS16(80)
+#define LACUNA_SUMS128 LACUNA_SUMS96, LACUNA_SUMS16(96), LACUNA_SUMS16(112)
+
+/// A step of a product: sums (+)= A [64, 32 stored bytes] B [kTokens, ...]^T, both in shared memory; dense: 32 bytes of
+/// each token, 2:4: 64. add false: what the sums held does not count. Sum 4 j + 2 h + e of a thread: row 16 warp + lane
+/// / 4 + 8 h of A, token 8 j + 2 (lane % 4) + e. metadata: of the warp's 16 rows, as tensor_core_form.h has it; bf16:
+/// kSelector says whose lanes count.
+template <bool kEightBits, bool kSparse, int kTokens>
+struct Step;
+
+#define LACUNA_STEP(tokens, sums, s0, s1, s2, s3, s4)                                                                  \
+  template <>                                                                                                          \
+  struct Step<true, false, tokens> {                                                                                   \
+    template <int kSelector>                                                                                           \
+    static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t, int add) {          \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s2                                                             \
+                   ", 0;\n"                                                                                            \
+                   "wgmma.mma_async.sync.aligned.m64n" #tokens "k32.f32.e4m3.e4m3 {" LACUNA_LISTS##sums                \
+                   "}, %" s0 ", %" s1 ", p, 1, 1;\n}"                                                                  \
+                   : LACUNA_SUMS##sums                                                                                 \
+                   : "l"(a), "l"(b), "r"(add));                                                                        \
+    }                                                                                                                  \
+  };                                                                                                                   \
+  template <>                                                                                                          \
+  struct Step<true, true, tokens> {                                                                                    \
+    template <int kSelector>                                                                                           \
+    static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t metadata, int add) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s3                                                             \
+                   ", 0;\n"                                                                                            \
+                   "wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k64.f32.e4m3.e4m3 {" LACUNA_LISTS##sums             \
+                   "}, %" s0 ", %" s1 ", %" s2 ", 0, p, 1, 1;\n}"                                                      \
+                   : LACUNA_SUMS##sums                                                                                 \
+                   : "l"(a), "l"(b), "r"(metadata), "r"(add));                                                         \
+    }                                                                                                                  \
+  };                                                                                                                   \
+  template <>                                                                                                          \
+  struct Step<false, false, tokens> {                                                                                  \
+    template <int kSelector>                                                                                           \
+    static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t, int add) {          \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s2                                                             \
+                   ", 0;\n"                                                                                            \
+                   "wgmma.mma_async.sync.aligned.m64n" #tokens "k16.f32.bf16.bf16 {" LACUNA_LISTS##sums                \
+                   "}, %" s0 ", %" s1 ", p, 1, 1, 0, 0;\n}"                                                            \
+                   : LACUNA_SUMS##sums                                                                                 \
+                   : "l"(a), "l"(b), "r"(add));                                                                        \
+    }                                                                                                                  \
+  };                                                                                                                   \
+  template <>                                                                                                          \
+  struct Step<false, true, tokens> {                                                                                   \
+    template <int kSelector>                                                                                           \
+    static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t metadata, int add) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s3                                                             \
+                   ", 0;\n"                                                                                            \
+                   "wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k32.f32.bf16.bf16 {" LACUNA_LISTS##sums             \
+                   "}, %" s0 ", %" s1 ", %" s2 ", %" s4 ", p, 1, 1, 0, 0;\n}"                                          \
+                   : LACUNA_SUMS##sums                                                                                 \
+                   : "l"(a), "l"(b), "r"(metadata), "r"(add), "n"(kSelector));                                         \
+    }                                                                                                                  \
+  };
+LACUNA_STEP(64, 32, "32", "33", "34", "35", "36")
+LACUNA_STEP(128, 64, "64", "65", "66", "67", "68")
+LACUNA_STEP(192, 96, "96", "97", "98", "99", "100")
+LACUNA_STEP(256, 128, "128", "129", "130", "131", "132")
+#undef LACUNA_STEP
+
+}  // namespace lacuna::cuda
