@@ -16,7 +16,7 @@
 namespace lacuna::cuda {
 namespace {
 
-constexpr int kWarps = 4, kThreads = kWarps * 32, kQueries = 128, kKeys = 64, kStages = 2;
+constexpr int kWarps = 4, kThreads = kWarps * 32, kQueries = 128, kKeys = 32, kStages = 2;
 
 /// A tile [rows, kD]: pieces of 8 swizzled by row.
 template <int kD>
