@@ -13,6 +13,7 @@ CLI::Validator image_side();
 Action add_image_step(CLI::App& group);
 Action add_image_denoise(CLI::App& group);
 Action add_image_bench(CLI::App& group);
+Action add_image_linear(CLI::App& group);
 Action add_image_compress(CLI::App& group);
 Action add_image_policy(CLI::App& group);
 

@@ -247,7 +247,7 @@ struct Options {
 std::string describe(const Options& o) {
   const auto& plan = o.choice.plan;
   return (plan ? "wgmma " + std::to_string(plan->rows) + " x " + std::to_string(plan->tokens) + " x " +
-                     std::to_string(plan->cluster) + (plan->ping_pong ? " ping-pong" : "")
+                     std::to_string(plan->cluster)
                : std::string(o.choice.kernel == TensorCoreKernel::mma ? "mma" : "wgmma")) +
          (o.accumulate == Accumulate::full ? ", full" : ", fast") + ", write-back " +
          std::to_string(int(o.write_back)) + ", type " + std::to_string(int(o.type)) + ", gap " + std::to_string(o.gap);
@@ -786,7 +786,7 @@ TEST(CudaTensorCore, BadArgumentsAreNamed) {
         a.offsets = offsets.data();
       },
       "128 outputs are not 3 groups");
-  const TensorCorePlan plan{.rows = 17, .tokens = 256, .cluster = 2, .ping_pong = false};
+  const TensorCorePlan plan{.rows = 17, .tokens = 256, .cluster = 2};
   expect_error(
       [&](auto& a) {
         a.kernel = TensorCoreKernel::mma;

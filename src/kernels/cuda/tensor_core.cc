@@ -18,9 +18,8 @@ std::string_view words(Operation operation) {
 }
 
 std::string words(const TensorCorePlan& plan) {
-  return fmt::format("{} outputs x {} tokens, {}{}", plan.rows, plan.tokens,
-                     plan.cluster > 1 ? fmt::format("clusters of {}", plan.cluster) : "no clusters",
-                     plan.ping_pong ? ", ping-pong" : "");
+  return fmt::format("{} outputs x {} tokens, {}", plan.rows, plan.tokens,
+                     plan.cluster > 1 ? fmt::format("clusters of {}", plan.cluster) : "no clusters");
 }
 
 bool is_aligned(const void* address, int64_t bytes) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }
@@ -118,12 +117,12 @@ std::span<const TensorCorePlan> tensor_core_plans(Operation, Accumulate) { retur
 TensorCorePlan default_plan(const DeviceInfo& device, Operation operation, Accumulate accumulate, int64_t M, int64_t N,
                             int64_t) {
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  // Rounds of blocks times what a block multiplies and loads, of which the latter counts as so many columns more.
+  // Rounds of blocks times what one takes: on an H200 blocks of 192 tokens take 0.83 of the time of 256.
   const auto cost = [&](const TensorCorePlan& plan) {
-    constexpr int64_t kLoads = 32;
+    constexpr int64_t kFixedTokens = 110;
     const int64_t blocks = ceil_div(N, plan.rows * plan.cluster) * plan.cluster * ceil_div(M, plan.tokens);
     const int64_t rounds = ceil_div(blocks, std::max(device.multiprocessors / plan.cluster * plan.cluster, 1));
-    return rounds * (int64_t{plan.rows} * plan.tokens + kLoads * (plan.rows + plan.tokens));
+    return rounds * plan.rows * (plan.tokens + kFixedTokens);
   };
   const std::span<const TensorCorePlan> plans = tensor_core_plans(operation, accumulate);
   if (plans.empty()) return {};

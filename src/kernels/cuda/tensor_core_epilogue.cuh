@@ -34,6 +34,9 @@ struct OutputTerms {
     const float v = fmaf(sum * x_scale, scale, bias);
     return (kActivate ? gelu_tanh(v) : v) * gate;
   }
+  __device__ __forceinline__ float finish(float sum, float x_scale) const {
+    return activate ? finish<true>(sum, x_scale) : finish<false>(sum, x_scale);
+  }
 };
 
 template <Element kType>

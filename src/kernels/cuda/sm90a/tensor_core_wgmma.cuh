@@ -172,8 +172,7 @@ class Writer {
         continue;
       }
       const int64_t at = int64_t(token + t) * a_.y_stride + out;
-      const OutputTerms& terms = i / 2 % 2 == 0 ? low : high;
-      float v = terms.activate ? terms.finish<true>(sums[i], x_scale[t]) : terms.finish<false>(sums[i], x_scale[t]);
+      float v = (i / 2 % 2 == 0 ? low : high).finish(sums[i], x_scale[t]);
       if (a_.add != nullptr) v += load_element(a_.type, a_.add, at);
       store_element(a_.type, a_.y, at, v);
     }
@@ -228,25 +227,27 @@ struct Metadata {
 
   /// blocks: the first; at: the lane, counted over the warpgroup.
   __device__ __forceinline__ void load(const std::byte* blocks, int at) {
-    if constexpr (!S::kSparse) return;
+    if constexpr (S::kSparse) {
 #pragma unroll
-    for (int b = 0; b < S::kGroupBlocks; ++b) {
-      const std::byte* const from = blocks + b * S::kBlockBytes + S::kValueBytes;
-      if constexpr (S::kEightBits) {
-        const uint2 both = reinterpret_cast<const uint2*>(from)[at];
-        words[b][0] = both.x, words[b][1] = both.y;
-      } else {
-        words[b][0] = reinterpret_cast<const uint32_t*>(from)[at];
+      for (int b = 0; b < S::kGroupBlocks; ++b) {
+        const std::byte* const from = blocks + b * S::kBlockBytes + S::kValueBytes;
+        if constexpr (S::kEightBits) {
+          const uint2 both = reinterpret_cast<const uint2*>(from)[at];
+          words[b][0] = both.x, words[b][1] = both.y;
+        } else {
+          words[b][0] = reinterpret_cast<const uint32_t*>(from)[at];
+        }
       }
     }
   }
   /// Until here the registers stay as they are.
   __device__ __forceinline__ void keep() const {
-    if constexpr (!S::kSparse) return;
+    if constexpr (S::kSparse) {
 #pragma unroll
-    for (int b = 0; b < S::kGroupBlocks; ++b) {
-      asm volatile("" ::"r"(words[b][0]) : "memory");
-      if constexpr (S::kEightBits) asm volatile("" ::"r"(words[b][1]) : "memory");
+      for (int b = 0; b < S::kGroupBlocks; ++b) {
+        asm volatile("" ::"r"(words[b][0]) : "memory");
+        if constexpr (S::kEightBits) asm volatile("" ::"r"(words[b][1]) : "memory");
+      }
     }
   }
 };
