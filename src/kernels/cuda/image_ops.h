@@ -73,7 +73,7 @@ struct ImageHeadsArgs {
 };
 void launch_image_heads(const Device& device, Stream& stream, const ImageHeadsArgs& args);
 
-/// Softmax attention of all tokens of an image over all of them. Error of a weight: a rounding to bf16 (2^-9 of
+/// Softmax attention of all tokens of an image over all of them. Error of a weight: a rounding to bf16 (2^-8 of
 /// itself); sums are float32. `out` may be `q`: a block reads its queries before it writes.
 struct JointAttentionArgs {
   TokenRows rows;
