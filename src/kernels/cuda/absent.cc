@@ -6,6 +6,7 @@
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemv.h"
 #include "kernels/cuda/groups.h"
+#include "kernels/cuda/image_ops.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/tensor_core_mma.h"
@@ -80,6 +81,14 @@ void launch_quantize_tokens(const Device&, Stream&, const QuantizeTokensArgs&) {
 void launch_tensor_core_mma(const Device&, Stream&, const TensorCoreArgs&) { refuse(); }
 void launch_scale_product(const Device&, Stream&, const TensorCoreArgs&) { refuse(); }
 void launch_transpose_product(const Device&, Stream&, const TensorCoreArgs&) { refuse(); }
+void launch_modulated_norm(const Device&, Stream&, const ModulatedNormArgs&) { refuse(); }
+void launch_gated_add(const Device&, Stream&, const GatedAddArgs&) { refuse(); }
+void launch_image_heads(const Device&, Stream&, const ImageHeadsArgs&) { refuse(); }
+void launch_joint_attention(const Device&, Stream&, const JointAttentionArgs&) { refuse(); }
+void launch_silu_sum(const Device&, Stream&, const float*, const float*, const float*, int64_t, bf16*) { refuse(); }
+void launch_route(const Device&, Stream&, const RouteArgs&) { refuse(); }
+void launch_gather_rows(const Device&, Stream&, const GatherRowsArgs&) { refuse(); }
+void launch_combine_experts(const Device&, Stream&, const CombineExpertsArgs&) { refuse(); }
 void launch_rows(const Device&, Stream&, const RowsArgs&) { refuse(); }
 void launch_embed(const Device&, Stream&, const Rows&, const int32_t*, int64_t, float*) { refuse(); }
 void launch_norm(const Device&, Stream&, const NormArgs&) { refuse(); }

@@ -10,20 +10,18 @@ namespace lacuna::model::flux {
 
 namespace {
 
-constexpr double kTimeScale = 1000;  // of timestep and guidance, before their sinusoids
-
 Linear linear(Binder& binder, const char* name, int64_t N, int64_t K, ThreadPool& pool) {
   const kernels::WeightView view = binder.weight(name, N, K);
   return {std::span(&view, 1), pool};
 }
+
+}  // namespace
 
 void check_finite(std::span<const float> values, std::string_view where) {
   if (const int64_t bad = layout::find_non_finite(values); bad >= 0)
     throw Error("{}: result {} is {}, which is not finite; the weights or the inputs are too large for the net", where,
                 bad, values[size_t(bad)]);
 }
-
-}  // namespace
 
 void Net::Embedder::add(std::vector<float> x, std::span<float> sum) {
   std::vector<float> inner(size_t(first.N())), result(size_t(second.N()));
@@ -57,23 +55,23 @@ Net::Net(const io::ImageCheckpoint& checkpoint, ThreadPool& pool)
   binder.check_all_used();
 }
 
-void Net::check(const Inputs& inputs, std::span<const float> out) const {
+void check_inputs(const Config& config, const Inputs& inputs, int64_t results) {
   const auto rows = [](std::span<const float> values, int64_t columns, const char* what) {
     if (values.empty() || int64_t(values.size()) % columns != 0)
       throw Error("{}: {} values are no rows of {}, which the net takes", what, values.size(), columns);
     return int64_t(values.size()) / columns;
   };
-  const auto axes = int64_t(config_.rope_axes.size());
-  const int64_t tokens = rows(inputs.latents, config_.in_channels, "latents");
-  const int64_t text = rows(inputs.text, config_.text_dim, "text embeddings");
+  const auto axes = int64_t(config.rope_axes.size());
+  const int64_t tokens = rows(inputs.latents, config.in_channels, "latents");
+  const int64_t text = rows(inputs.text, config.text_dim, "text embeddings");
   if (rows(inputs.image_ids, axes, "image ids") != tokens)
     throw Error("image ids are of {} tokens, latents of {}", inputs.image_ids.size() / size_t(axes), tokens);
   if (rows(inputs.text_ids, axes, "text ids") != text)
     throw Error("text ids are of {} tokens, text embeddings of {}", inputs.text_ids.size() / size_t(axes), text);
-  if (int64_t(inputs.pooled.size()) != config_.pooled_dim)
-    throw Error("the pooled text embedding has {} values, the net takes {}", inputs.pooled.size(), config_.pooled_dim);
-  if (int64_t(out.size()) != tokens * config_.out_channels)
-    throw Error("room for {} results, the net makes {}", out.size(), tokens * config_.out_channels);
+  if (int64_t(inputs.pooled.size()) != config.pooled_dim)
+    throw Error("the pooled text embedding has {} values, the net takes {}", inputs.pooled.size(), config.pooled_dim);
+  if (results != tokens * config.out_channels)
+    throw Error("room for {} results, the net makes {}", results, tokens * config.out_channels);
 }
 
 std::vector<float> Net::embed_conditions(const Inputs& inputs) {
@@ -85,7 +83,7 @@ std::vector<float> Net::embed_conditions(const Inputs& inputs) {
 }
 
 void Net::predict(const Inputs& inputs, std::span<float> out, const Observer* observer) {
-  check(inputs, out);
+  check_inputs(config_, inputs, int64_t(out.size()));
   const int64_t width = config_.width();
   const int64_t image = int64_t(inputs.latents.size()) / config_.in_channels;
   const int64_t text = int64_t(inputs.text.size()) / config_.text_dim;

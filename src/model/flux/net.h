@@ -32,6 +32,14 @@ struct Inputs {
   std::span<const float> text_ids;   // [text tokens, rope axes]
 };
 
+/// Throws Error for inputs, or for room for results, whose sizes do not fit the net.
+void check_inputs(const Config& config, const Inputs& inputs, int64_t results);
+/// Throws Error naming where, and the first value that is not finite.
+void check_finite(std::span<const float> values, std::string_view where);
+
+/// Before their sinusoids timestep and guidance are multiplied with this.
+inline constexpr double kTimeScale = 1000;
+
 /// Sees results on their way, by diffusers' names of modules: x_embedder, context_embedder, time_text_embed,
 /// transformer_blocks.N (image) and transformer_blocks.N.text, single_transformer_blocks.N (image) and its .text,
 /// norm_out.
@@ -59,7 +67,6 @@ class Net {
     void add(std::vector<float> x, std::span<float> sum);
   };
   Embedder make_embedder(Binder& binder, const char* name, int64_t inputs);
-  void check(const Inputs& inputs, std::span<const float> out) const;
   std::vector<float> embed_conditions(const Inputs& inputs);
 
   Config config_;

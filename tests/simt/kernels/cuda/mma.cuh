@@ -48,6 +48,22 @@ inline void load_b(const void* from, MmaB& first, MmaB& second) {
   first = {{r[0], r[1]}}, second = {{r[2], r[3]}};
 }
 
+/// ldmatrix.trans: register i of a lane is values 2 (lane % 4) and the next of column lane / 4.
+inline void load_b_rows(const void* from, MmaB& first, MmaB& second) {
+  const auto r = simt::with_all(from, [](const void* const* rows) {
+    const size_t lane = threadIdx.x % 32;
+    std::array<uint32_t, 4> out;
+    for (size_t i = 0; i < 4; ++i) {
+      uint16_t pair[2];
+      for (size_t j = 0; j < 2; ++j)
+        std::memcpy(&pair[j], static_cast<const std::byte*>(rows[8 * i + 2 * (lane % 4) + j]) + 2 * (lane / 4), 2);
+      out[i] = uint32_t{pair[1]} << 16 | pair[0];
+    }
+    return out;
+  });
+  first = {{r[0], r[1]}}, second = {{r[2], r[3]}};
+}
+
 /// Value i of a register of one type or another.
 struct HalfValues {
   static constexpr int kCount = 2;

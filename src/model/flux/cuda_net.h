@@ -1,0 +1,53 @@
+// src/model/flux/cuda_net.h - the FLUX.1 transformer on a CUDA device: bf16 activations, products on tensor cores in
+// bf16, FP8 and their 2:4 forms, one step as one recorded graph.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "core/thread_pool.h"
+#include "io/image_checkpoint.h"
+#include "kernels/cuda/device.h"
+#include "model/flux/config.h"
+#include "model/flux/net.h"
+#include "model/flux/part_times.h"
+
+namespace lacuna::model::flux {
+
+/// Milliseconds and floating-point operations of a step by part.
+struct CudaPartTimes {
+  std::array<double, kPartNames.size()> ms = {}, flops = {};
+};
+
+class CudaNet {
+ public:
+  /// Prepares and uploads every weight, one after the other; the pool prepares, the device outlives the net. Throws
+  /// Error naming tensor and file, or what does not run on CUDA, and DoesNotFit, before anything is uploaded, where the
+  /// weights do not fit.
+  CudaNet(const io::ImageCheckpoint& checkpoint, ThreadPool& pool, cuda::Device& device, bool progress = true);
+  ~CudaNet();
+  CudaNet(const CudaNet&) = delete;
+  CudaNet& operator=(const CudaNet&) = delete;
+
+  const Config& config() const;
+  int64_t weight_bytes() const;  // on the device
+
+  /// One step of several images of one size and number of text tokens, with the same coordinates. out: [images][image
+  /// tokens, out_channels]. observer: sees the blocks' results, of all images one after the other; the step is then
+  /// launched piece by piece. Throws Error for inputs that do not fit, DoesNotFit where work space does not, and naming
+  /// the block after which a value is not finite.
+  void predict(std::span<const Inputs> images, std::span<float> out, const Observer* observer = nullptr);
+
+  /// Milliseconds on the device of the last predict()'s step run again: the whole from a graph without marks, the parts
+  /// from one with a mark where the part changes.
+  double time_step();
+  CudaPartTimes time_parts();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lacuna::model::flux

@@ -1,0 +1,1 @@
+#include "kernels/cuda/joint_attention.cu"
