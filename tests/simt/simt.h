@@ -5,7 +5,9 @@
 // races.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <ucontext.h>
 
@@ -127,6 +129,8 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float v) { return 1 / v; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float v) { return std::exp(v); }
 using std::max;

@@ -36,8 +36,8 @@ struct QuantizeTokensArgs {
   int64_t code_stride = 0;     // a multiple of 16, at least K; bytes from K on are not written
   float* scale = nullptr;      // [M]
 };
-/// The bytes of kernels::quantize_per_token (kernels/e4m3_tokens.h), in one pass over x. M = 0: nothing. Throws Error
-/// for strides and addresses that are not as said.
+/// The bytes of kernels::quantize_per_token (kernels/e4m3_tokens.h), but for the sign of a NaN, in one pass over x. M =
+/// 0: nothing. Throws Error for strides and addresses that are not as said.
 void launch_quantize_tokens(const Device& device, Stream& stream, const QuantizeTokensArgs& args);
 
 // ---- weights ----
