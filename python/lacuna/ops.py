@@ -45,8 +45,9 @@ _library.define("quantize_per_token(Tensor x) -> (Tensor, Tensor)", tags=(torch.
 
 
 def _empty_codes(x: Tensor) -> tuple[Tensor, Tensor]:
-    codes = x.new_empty((x.shape[0], padded(x.shape[1])), dtype=torch.float8_e4m3fn)
-    return codes, x.new_empty((x.shape[0],), dtype=torch.float32)
+    M, K = x.shape
+    make = x.new_empty if padded(K) == K else x.new_zeros
+    return make((M, padded(K)), dtype=torch.float8_e4m3fn), x.new_empty((M,), dtype=torch.float32)
 
 
 @torch.library.register_fake("lacuna::quantize_per_token", lib=_library)

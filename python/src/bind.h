@@ -20,8 +20,9 @@ const layout::Layout& packed_layout(const std::string& name);
 /// Bytes of a row of K weights.
 int64_t row_bytes(const layout::Layout& layout, int64_t K);
 
-/// Runs work with the module's threads, one caller after the other. A forked child makes threads of its own.
-void with_threads(const std::function<void(ThreadPool&)>& work);
+/// Runs work with the module's threads, one caller after the other; of few operations on the caller's alone, since
+/// torch's threads still hold the cores for a while after its own work. A forked child makes threads of its own.
+void with_threads(int64_t operations, const std::function<void(ThreadPool&)>& work);
 /// Throws Error for less than one.
 void set_threads(int count);
 

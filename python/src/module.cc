@@ -13,6 +13,8 @@ namespace lacuna::python {
 
 namespace {
 
+constexpr int64_t kFewOperations = 1 << 20;  // some hundred microseconds of one core
+
 struct Threads {
   std::mutex mutex;
   int wanted = usable_cores();
@@ -38,7 +40,11 @@ int64_t row_bytes(const layout::Layout& layout, int64_t K) {
   return layout::tensor_core_row(layout, K).bytes;
 }
 
-void with_threads(const std::function<void(ThreadPool&)>& work) {
+void with_threads(int64_t operations, const std::function<void(ThreadPool&)>& work) {
+  if (operations < kFewOperations) {
+    ThreadPool alone(1);
+    return work(alone);
+  }
   Threads& all = threads();
   const std::lock_guard lock(all.mutex);
   if (all.pool != nullptr && all.process != getpid()) (void)all.pool.release();  // its threads are the parent's

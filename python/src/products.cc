@@ -25,7 +25,7 @@ void quantize_per_token(const Array& x_array, const Array& codes_array, const Ar
   const int64_t M = x.shape[0], K = x.shape[1], stride = codes.shape[1];
   need_shape(scale, "scale", {M});
   need_shape(codes, "codes", {M, std::max(K, stride)});
-  with_threads([&](ThreadPool& pool) {
+  with_threads(x.count(), [&](ThreadPool& pool) {
     pool.parallel_for(M, 1, [&](int64_t begin, int64_t end) {
       for (int64_t m = begin; m < end; ++m)
         kernels::quantize_per_token(x.as<float>() + m * K, K, 1, K, codes.as<e4m3>() + m * stride,
@@ -49,7 +49,7 @@ void linear(const std::string& layout_name, const Array& x_array, const Array& p
     view.bias = bias.values<const float>();
   }
   if (M == 0 || N == 0) return;
-  with_threads([&](ThreadPool& pool) {
+  with_threads(N * K * M, [&](ThreadPool& pool) {
     // These layouts are read in place, so that a group costs nothing to make.
     const auto group = kernels::make_cpu_linear_group(std::array{view}, pool, kernels::Prepare::in_place);
     group->run({.x = x.as<float>(), .M = M, .stride = K}, std::array{kernels::Output{y.as<float>(), N}});

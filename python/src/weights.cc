@@ -50,7 +50,7 @@ void encode(const std::string& layout_name, const Array& weight_array, const std
     keep = mask.values<const uint8_t>();
   }
   need_finite(weight);
-  with_threads([&](ThreadPool& pool) {
+  with_threads(weight.count(), [&](ThreadPool& pool) {
     layout::encode_tensor_core(layout, shape, weight.values<const float>(), keep, packed.bytes(), &pool);
   });
 }
@@ -62,7 +62,7 @@ void decode(const std::string& layout_name, const Array& packed_array, const Arr
   const Tensor packed = packed_rows(layout, shape.K, packed_array);
   need_shape(packed, "packed", {shape.N, row_bytes(layout, shape.K)});
   constexpr int64_t kGrain = 16;
-  with_threads([&](ThreadPool& pool) {
+  with_threads(weight.count(), [&](ThreadPool& pool) {
     pool.parallel_for(shape.N, kGrain, [&](int64_t begin, int64_t end) {
       layout::decode_rows(layout, shape, packed.bytes(), begin, end - begin, weight.as<float>() + begin * shape.K);
     });
@@ -75,7 +75,7 @@ void check(const std::string& layout_name, int64_t K, const Array& packed_array)
   const int64_t N = packed.shape[0], bytes = packed.shape[1];
   std::atomic<int64_t> bad{N};
   constexpr int64_t kGrain = 64;
-  with_threads([&](ThreadPool& pool) {
+  with_threads(packed.count(), [&](ThreadPool& pool) {
     pool.parallel_for(N, kGrain, [&](int64_t begin, int64_t end) {
       const auto rows = packed.bytes().subspan(size_t(begin * bytes), size_t((end - begin) * bytes));
       const int64_t found = layout::first_bad_row(layout, {end - begin, K}, rows);
@@ -96,7 +96,7 @@ void mark_rows(const Array& weight_array, const Array& keep_array, const Fill& f
   need_shape(keep, "keep", {weight.shape[0], weight.shape[1]});
   need_finite(weight);
   const auto K = size_t(weight.shape[1]);
-  with_threads([&](ThreadPool& pool) {
+  with_threads(weight.count(), [&](ThreadPool& pool) {
     layout::each_row(weight.shape[0], &pool, [&](int64_t n) {
       fill(weight.values<const float>().subspan(size_t(n) * K, K), keep.values<uint8_t>().subspan(size_t(n) * K, K));
     });
