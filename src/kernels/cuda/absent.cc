@@ -8,7 +8,7 @@
 #include "kernels/cuda/groups.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/rows.h"
-#include "kernels/cuda/tensor_core.h"
+#include "kernels/cuda/tensor_core_mma.h"
 
 namespace lacuna::cuda {
 namespace {
@@ -76,6 +76,9 @@ void launch_gemm_weights(const Device&, Stream&, const layout::Layout&, const Co
 void launch_gemm_weights(const Device&, Stream&, const Rows&, int64_t, const Operand&) { refuse(); }
 void launch_gemm(const Device&, Stream&, const GemmArgs&) { refuse(); }
 void launch_quantize_tokens(const Device&, Stream&, const QuantizeTokensArgs&) { refuse(); }
+void launch_tensor_core_mma(const Device&, Stream&, const TensorCoreArgs&) { refuse(); }
+void launch_scale_product(const Device&, Stream&, const TensorCoreArgs&) { refuse(); }
+void launch_transpose_product(const Device&, Stream&, const TensorCoreArgs&) { refuse(); }
 void launch_rows(const Device&, Stream&, const RowsArgs&) { refuse(); }
 void launch_embed(const Device&, Stream&, const Rows&, const int32_t*, int64_t, float*) { refuse(); }
 void launch_norm(const Device&, Stream&, const NormArgs&) { refuse(); }

@@ -7,6 +7,7 @@
 #include "simt.h"
 
 #define cudaFuncSetAttribute(...) cudaSuccess
+#define cudaFuncGetAttributes(attributes, ...) ((attributes)->binaryVersion = 90, cudaSuccess)
 #define cudaDeviceGetAttribute(value, ...) (*(value) = 227 * 1024, cudaSuccess)
 #define cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, ...) (*(blocks) = 2, cudaSuccess)
 

@@ -1,0 +1,165 @@
+// src/kernels/cuda/tensor_core.cc - arguments of the product on tensor cores, and the choice of a kernel.
+#include "kernels/cuda/tensor_core.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.h"
+#include "kernels/cuda/tensor_core_mma.h"
+#include "kernels/cuda/tensor_core_wgmma.h"
+
+namespace lacuna::cuda {
+
+namespace {
+
+std::string_view words(Operation operation) {
+  if (operation.eight_bits) return operation.sparse ? "2:4 e4m3" : "e4m3";
+  return operation.sparse ? "2:4 bf16" : "bf16";
+}
+
+std::string words(const TensorCorePlan& plan) {
+  return fmt::format("{} outputs x {} tokens, {}{}", plan.rows, plan.tokens,
+                     plan.cluster > 1 ? fmt::format("clusters of {}", plan.cluster) : "no clusters",
+                     plan.ping_pong ? ", ping-pong" : "");
+}
+
+bool is_aligned(const void* address, int64_t bytes) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }
+
+void check_weights(const TensorCoreWeights& w) {
+  if (w.K < 0) throw Error("weights of K = {}", w.K);
+  if (w.K > 0 && w.blocks == nullptr) throw Error("a product on tensor cores needs memory of the weight");
+  if (!is_aligned(w.blocks, 128)) throw Error("blocks of a weight must be aligned to 128 bytes");
+  if (w.operation.eight_bits != (w.scale != nullptr))
+    throw Error("{} weights {} a scale of each output", words(w.operation), w.scale == nullptr ? "need" : "have not");
+}
+
+void check_tokens(const TensorCoreArgs& a) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  const int64_t row_bytes = a.w.K * (a.w.operation.eight_bits ? 1 : 2);
+  if (a.M > kMost || a.w.N > kMost)
+    throw Error("{} tokens and {} outputs in one product; at most {} of each", a.M, a.w.N, kMost);
+  if (a.x == nullptr && row_bytes > 0) throw Error("a product on tensor cores needs memory of x");
+  if (!is_aligned(a.x, 16) || a.x_stride % 16 != 0)
+    throw Error("rows of x must be aligned to 16 bytes; they are {} bytes apart", a.x_stride);
+  if (a.x_stride < row_bytes) throw Error("rows of x {} bytes apart hold less than {}", a.x_stride, row_bytes);
+  if (a.w.operation.eight_bits != (a.x_scale != nullptr))
+    throw Error("tokens of {} {} scales", words(a.w.operation), a.x_scale == nullptr ? "need" : "have no");
+}
+
+void check_groups(const TensorCoreArgs& a) {
+  if (a.groups < 0) throw Error("{} groups of tokens", a.groups);
+  if ((a.groups > 0) != (a.offsets != nullptr)) throw Error("groups of tokens need offsets, and offsets groups");
+  if (a.groups > 0 && a.w.N % (a.groups * kTileRowsOfWeights) != 0)
+    throw Error("{} outputs are not {} groups of a multiple of {} each", a.w.N, a.groups, kTileRowsOfWeights);
+}
+
+void check_results(const TensorCoreArgs& a) {
+  const int64_t element = bytes_of(a.type), outputs = a.groups > 0 ? a.w.N / a.groups : a.w.N;
+  if (a.y == nullptr) throw Error("a product on tensor cores needs memory of y");
+  if (!is_aligned(a.y, element) || !is_aligned(a.add, element))
+    throw Error("y and what is added must be aligned to their {}-byte values", element);
+  if (a.y_stride < outputs) throw Error("rows of y {} values apart hold less than {} outputs", a.y_stride, outputs);
+  if ((a.gate != nullptr) != (a.add != nullptr)) throw Error("gate and add go together: y = add + gate * (...)");
+  if (a.activation_from < 0 || a.activation_from % kTileRowsOfWeights != 0)
+    throw Error("an activation of outputs from {} on; it must be a multiple of {}", a.activation_from,
+                kTileRowsOfWeights);
+  if (a.write_back == WriteBack::separate && a.workspace == nullptr)
+    throw Error("a product whose scaling and transposition are launches of their own needs a workspace");
+}
+
+/// mma or wgmma. Throws Error where the device or this build does not have it.
+TensorCoreKernel kernel_of(const DeviceInfo& device, const TensorCoreArgs& a) {
+#if LACUNA_HAVE_SM90A
+  const bool has_wgmma = device.major == 9;
+#else
+  const bool has_wgmma = false;
+#endif
+  if (a.kernel == TensorCoreKernel::wgmma && !has_wgmma)
+    throw Error("{} (compute capability {}.{}) does not run the wgmma kernel, which this build may not have",
+                device.name, device.major, device.minor);
+  if (a.kernel != TensorCoreKernel::mma && has_wgmma) return TensorCoreKernel::wgmma;
+  const int least = a.w.operation.eight_bits ? 89 : 80;
+  if (10 * device.major + device.minor < least)
+    throw Error("{} has compute capability {}.{}; products of {} weights need {}.{} or later", device.name,
+                device.major, device.minor, words(a.w.operation), least / 10, least % 10);
+  return TensorCoreKernel::mma;
+}
+
+TensorCorePlan plan_of(const DeviceInfo& device, const TensorCoreArgs& a) {
+  if (a.plan == nullptr) return default_plan(device, a.w.operation, a.accumulate, a.M, a.w.N, a.w.K);
+  if (std::ranges::count(tensor_core_plans(a.w.operation, a.accumulate), *a.plan) == 0)
+    throw Error("the wgmma kernel has no plan of {} for {} weights", words(*a.plan), words(a.w.operation));
+  return *a.plan;
+}
+
+void check_plan(const TensorCoreArgs& a, TensorCoreKernel kernel) {
+  if (kernel == TensorCoreKernel::mma && a.plan != nullptr)
+    throw Error("a plan of {} is the wgmma kernel's, but the mma kernel runs", words(*a.plan));
+}
+
+}  // namespace
+
+TensorCoreMatrix::TensorCoreMatrix(Device& device, const TensorCoreTiles& tiles, std::string_view what)
+    : blocks_(device, int64_t(tiles.blocks.size()), what),
+      scale_(device, int64_t(tiles.scale.size() * sizeof(float)), what) {
+  blocks_.upload(tiles.blocks);
+  scale_.upload(std::as_bytes(std::span(tiles.scale)));
+  weights_ = {.operation = tiles.operation,
+              .N = tiles.shape.N,
+              .K = tiles.shape.K,
+              .blocks = blocks_.data(),
+              .scale = tiles.operation.eight_bits ? scale_.as<float>() : nullptr};
+}
+
+#if !LACUNA_HAVE_SM90A
+std::span<const TensorCorePlan> tensor_core_plans(Operation, Accumulate) { return {}; }
+#endif
+
+TensorCorePlan default_plan(const DeviceInfo& device, Operation operation, Accumulate accumulate, int64_t M, int64_t N,
+                            int64_t) {
+  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  // Rounds of blocks times what a block multiplies and loads, of which the latter counts as so many columns more.
+  const auto cost = [&](const TensorCorePlan& plan) {
+    constexpr int64_t kLoads = 32;
+    const int64_t blocks = ceil_div(N, plan.rows * plan.cluster) * plan.cluster * ceil_div(M, plan.tokens);
+    const int64_t rounds = ceil_div(blocks, std::max(device.multiprocessors / plan.cluster * plan.cluster, 1));
+    return rounds * (int64_t{plan.rows} * plan.tokens + kLoads * (plan.rows + plan.tokens));
+  };
+  const std::span<const TensorCorePlan> plans = tensor_core_plans(operation, accumulate);
+  if (plans.empty()) return {};
+  return *std::ranges::min_element(plans, {}, cost);
+}
+
+void launch_tensor_core(const Device& device, Stream& stream, const TensorCoreArgs& args) {
+  if (args.M <= 0 || args.w.N <= 0) return;
+  check_weights(args.w);
+  check_tokens(args);
+  check_groups(args);
+  check_results(args);
+  const TensorCoreKernel kernel = kernel_of(device.info(), args);
+  check_plan(args, kernel);
+#if LACUNA_HAVE_SM90A
+  if (kernel == TensorCoreKernel::wgmma)
+    launch_tensor_core_wgmma(device, stream, args, plan_of(device.info(), args));
+  else
+#endif
+    launch_tensor_core_mma(device, stream, args);
+  if (args.write_back != WriteBack::separate) return;
+  if (args.w.operation.eight_bits) launch_scale_product(device, stream, args);
+  launch_transpose_product(device, stream, args);
+}
+
+std::string explain_tensor_core(const DeviceInfo& device, const TensorCoreArgs& args) {
+  constexpr std::string_view kWriteBacks[] = {"staged", "direct", "separate"};
+  const TensorCoreKernel kernel = kernel_of(device, args);
+  check_plan(args, kernel);
+  std::string sums;
+  if (args.w.operation.eight_bits)
+    sums = args.accumulate == Accumulate::full ? ", full accumulation" : ", fast accumulation";
+  return fmt::format("{} of {}, {}{}, {} write-back", kernel == TensorCoreKernel::mma ? "mma" : "wgmma",
+                     words(args.w.operation),
+                     kernel == TensorCoreKernel::mma ? "128 outputs x 128 tokens" : words(plan_of(device, args)), sums,
+                     kWriteBacks[size_t(args.write_back)]);
+}
+
+}  // namespace lacuna::cuda
