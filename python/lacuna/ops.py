@@ -162,6 +162,8 @@ def check_device(device: torch.device, layout: str, who: str) -> None:
         raise Error(f"{who}: device {device} has no kernels; it has to be the CPU or a CUDA device")
     if not _core.has_cuda:
         raise Error(f"{who}: this package is built without CUDA; install it where nvcc 12.4 or later is on the PATH, or stay on the CPU")
+    if not torch.cuda.is_available():
+        raise Error(f"{who}: torch finds no CUDA device; stay on the CPU, or use a torch made for CUDA and a driver for it")
     need = (8, 0) if layout == "nm24_bf16" else (8, 9)
     have = torch.cuda.get_device_capability(device)
     if have < need:

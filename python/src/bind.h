@@ -14,6 +14,7 @@ namespace lacuna::python {
 void bind_weights(nanobind::module_& m);
 void bind_products(nanobind::module_& m);
 void bind_policy(nanobind::module_& m);
+void bind_cuda(nanobind::module_& m);
 
 /// f8, nm24_f8 or nm24_bf16. Throws Error naming these for another one.
 const layout::Layout& packed_layout(const std::string& name);

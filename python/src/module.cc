@@ -75,4 +75,5 @@ NB_MODULE(_core, m) {
   lacuna::python::bind_weights(m);
   lacuna::python::bind_products(m);
   lacuna::python::bind_policy(m);
+  lacuna::python::bind_cuda(m);
 }

@@ -9,6 +9,7 @@ from torch import nn
 
 import lacuna
 from lacuna import Fp8Linear, PackedLinear, Sparse24Bf16Linear, Sparse24Fp8Linear
+from lacuna.ops import check_device
 
 SHAPES = [(1, 1), (3, 2), (64, 128), (100, 77), (4100, 64), (17, 4304)]  # N, K
 
@@ -204,14 +205,34 @@ def test_conversions_of_type_change_no_bit() -> None:
 
 def test_refuses_a_device_without_kernels() -> None:
     layer = Fp8Linear.from_weight(torch.randn(8, 16))
-    if not lacuna._core.has_cuda:
-        with pytest.raises(lacuna.Error, match="built without CUDA"):
-            layer._apply(_Elsewhere)  # type: ignore[arg-type]
-    assert layer.packed is not None
+    with pytest.raises(lacuna.Error, match="device mps:0 has no kernels"):
+        layer._apply(_Elsewhere("mps"))
+    if not lacuna._core.has_cuda or not torch.cuda.is_available():
+        with pytest.raises(lacuna.Error, match="finds no CUDA device" if lacuna._core.has_cuda else "built without CUDA"):
+            layer._apply(_Elsewhere("cuda"))
+    assert layer.packed is not None and layer.packed.device.type == "cpu"
+
+
+@pytest.mark.parametrize("capability, layer_type, refused", [((8, 0), Fp8Linear, True), ((8, 0), Sparse24Bf16Linear, False), ((7, 5), Sparse24Bf16Linear, True)])
+def test_refuses_cards_by_what_a_layout_needs(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], layer_type: type[PackedLinear], refused: bool
+) -> None:
+    monkeypatch.setattr(lacuna._core, "has_cuda", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Card")
+    if not refused:
+        return check_device(torch.device("cuda"), layer_type.layout, "layer")
+    words = f"layer: Card has compute capability {capability[0]}.{capability[1]}, but {layer_type.layout} needs"
+    with pytest.raises(lacuna.Error, match=words):
+        check_device(torch.device("cuda"), layer_type.layout, "layer")
 
 
 class _Elsewhere:
-    """What a conversion to a CUDA device gives, as far as the layer looks at it."""
+    """A conversion to another device, as far as a layer looks at it."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.device = torch.device("cuda", 0)
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device, 0)
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        return self
