@@ -74,8 +74,8 @@ def quantize_per_token(x: Tensor) -> tuple[Tensor, Tensor]:
     """Each token's E4M3 codes and its scale: scale = max |x| / 448, at least 2^-126; x is about scale * codes.
 
     x: [..., K] float32, float16 or bfloat16 on the CPU or a CUDA device. Returns codes float8_e4m3fn [..., K] and scale float32 [...]. Codes round to
-    nearest even and saturate; a token with a NaN or an infinity has NaN codes or an infinite scale. Every device returns the same bytes. Raises Error
-    for another type, and on a CUDA device where the package is built without CUDA.
+    nearest even and saturate; a token with a NaN or an infinity has NaN codes or an infinite scale. Every device returns the same bytes, but for the
+    sign of a NaN. Raises Error for another type, and on a CUDA device where the package is built without CUDA.
     """
     check_input(x, "quantize_per_token")
     K = x.shape[-1]
