@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A picture by FLUX.1 with diffusers, its transformer's matrices FP8 and 2:4 sparse.
 
-    pip install diffusers transformers sentencepiece accelerate
-    python flux_diffusers.py black-forest-labs/FLUX.1-dev --prompt "a lighthouse in the fog" -o picture.png --save flux-packed.safetensors
-    python flux_diffusers.py black-forest-labs/FLUX.1-dev --packed flux-packed.safetensors --prompt "a harbour at night" -o picture.png
+pip install diffusers transformers sentencepiece accelerate
+python flux_diffusers.py black-forest-labs/FLUX.1-dev --prompt "a lighthouse in the fog" -o picture.png --save flux-packed.safetensors
+python flux_diffusers.py black-forest-labs/FLUX.1-dev --packed flux-packed.safetensors --prompt "a harbour at night" -o picture.png
 """
 
 import argparse

@@ -5,6 +5,7 @@ from typing import Any, Callable, ClassVar, Optional, Union
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import Self
 
 from lacuna import _core
 from lacuna._core import Error
@@ -31,6 +32,7 @@ class PackedLinear(nn.Module):
     bias: Optional[Tensor]
     blocks: Optional[Tensor]
     block_scale: Optional[Tensor]
+    _like: Tensor
     accumulate: str
 
     def __init__(
@@ -65,7 +67,7 @@ class PackedLinear(nn.Module):
         norms: Optional[Tensor] = None,
         *,
         name: str = "weight",
-    ) -> "PackedLinear":
+    ) -> Self:
         """The layer of a matrix, on the matrix's device.
 
         weight: [N, K] float32, float16 or bfloat16, finite; bias: [N]. Which weights a 2:4 layer keeps: mask "magnitude", the two largest of every
@@ -169,7 +171,7 @@ class PackedLinear(nn.Module):
         self.packed = self._canonical()
         self.blocks = self.block_scale = None
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PackedLinear":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         stored = self._stored()
         device = fn(torch.empty(0, dtype=torch.uint8, device=stored.device)).device
         check_device(device, self.layout, type(self).__name__)
@@ -272,7 +274,9 @@ class PackedLinear(nn.Module):
             codes, x_scale = torch.ops.lacuna.quantize_per_token(x)
             scale = self.block_scale.view(torch.float32)
         else:
-            codes = functional.pad(x.to(torch.bfloat16), (0, -self.in_features % 8))
+            codes = x.to(torch.bfloat16)
+            if self.in_features % 8 != 0:  # rows of a multiple of 16 bytes
+                codes = functional.pad(codes, (0, -self.in_features % 8))
         return torch.ops.lacuna.tensor_core_linear(
             codes, x_scale, self.blocks, scale, self.bias, self.layout, self.out_features, self.in_features, x.dtype, self.accumulate
         )

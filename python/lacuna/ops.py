@@ -85,9 +85,7 @@ def quantize_per_token(x: Tensor) -> tuple[Tensor, Tensor]:
 
 # ---- products ----
 
-_library.define(
-    "packed_linear(Tensor x, Tensor packed, Tensor? bias, str layout, ScalarType dtype) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
-)
+_library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias, str layout, ScalarType dtype) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
 
 @torch.library.register_fake("lacuna::packed_linear", lib=_library)
@@ -140,9 +138,7 @@ def _tensor_core_linear_cuda(
 ) -> Tensor:
     with torch.cuda.device(x.device):
         y = x.new_empty((x.shape[0], N), dtype=dtype)
-        _core.cuda_linear(
-            layout, K, _share(_aligned(x)), _share(x_scale), _share(blocks), _share(scale), _share(bias), _share(y), accumulate, _stream(x)
-        )
+        _core.cuda_linear(layout, K, _share(_aligned(x)), _share(x_scale), _share(blocks), _share(scale), _share(bias), _share(y), accumulate, _stream(x))
     return y
 
 
@@ -167,6 +163,4 @@ def check_device(device: torch.device, layout: str, who: str) -> None:
     need = (8, 0) if layout == "nm24_bf16" else (8, 9)
     have = torch.cuda.get_device_capability(device)
     if have < need:
-        raise Error(
-            f"{who}: {torch.cuda.get_device_name(device)} has compute capability {have[0]}.{have[1]}, but {layout} needs {need[0]}.{need[1]} or later"
-        )
+        raise Error(f"{who}: {torch.cuda.get_device_name(device)} has compute capability {have[0]}.{have[1]}, but {layout} needs {need[0]}.{need[1]} or later")

@@ -83,7 +83,8 @@ def _read_layers(path: str, metadata: Any) -> dict[str, dict[str, Any]]:
         raise Error(f"{path}: it has no packed layers; save_packed writes such files")
     try:
         stored = json.loads(text)
-        version, layers = stored["version"], stored["layers"]
+        version = stored["version"]
+        layers: dict[str, dict[str, Any]] = stored["layers"]
         fields = {"layout": str, "in_features": int, "out_features": int, "bias": bool}
         sound = isinstance(layers, dict) and all(type(entry[key]) is kind for entry in layers.values() for key, kind in fields.items())
     except (ValueError, KeyError, TypeError):

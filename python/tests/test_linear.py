@@ -211,7 +211,9 @@ def test_refuses_a_device_without_kernels() -> None:
     assert layer.packed is not None and layer.packed.device.type == "cpu"
 
 
-@pytest.mark.parametrize("capability, layer_type, refused", [((8, 0), Fp8Linear, True), ((8, 0), Sparse24Bf16Linear, False), ((7, 5), Sparse24Bf16Linear, True)])
+@pytest.mark.parametrize(
+    "capability, layer_type, refused", [((8, 0), Fp8Linear, True), ((8, 0), Sparse24Bf16Linear, False), ((7, 5), Sparse24Bf16Linear, True)]
+)
 def test_refuses_cards_by_what_a_layout_needs(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], layer_type: type[PackedLinear], refused: bool
 ) -> None:
