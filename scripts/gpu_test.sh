@@ -84,6 +84,12 @@ else
   compressor_runs=0
   printf 'SKIPPED: the compressor on a GPU, which needs a PyTorch made for CUDA\n'
 fi
+# The Python package, where there is a torch for CUDA. LACUNA_WHEEL: its wheel, which is built here where it is not given.
+if python3 -c 'import pytest, torch; assert torch.version.cuda' 2>/dev/null && { [ -n "${LACUNA_WHEEL:-}" ] || python3 -c 'import nanobind, scikit_build_core' 2>/dev/null; }; then
+  scripts/python_test.sh --python python3 --cuda ${LACUNA_WHEEL:+--wheel "$LACUNA_WHEEL"}
+else
+  printf 'SKIPPED: the Python package, which needs torch for CUDA, pytest, and LACUNA_WHEEL or nanobind and scikit-build-core\n'
+fi
 # The program: Table 2, and a model of which one layer is on the CPU, whose tokens are those of the CPU alone.
 if ! "$folder/lacuna" bench --device cuda --spqt --parts table2 --synthetic llama-3.2-1b --layers 2 --runs 2 --gen 16 >"$log" 2>&1 || ! grep -q 'uniform 50% *[0-9]' "$log"; then
   cat "$log"

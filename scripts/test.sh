@@ -23,7 +23,12 @@ esac
 step() { printf '\n== %s (%ds)\n' "$1" "$SECONDS"; }
 
 step "Packages"
-install_packages "${build_packages[@]}" "${test_packages[@]}" python3-pip
+install_packages "${build_packages[@]}" "${test_packages[@]}" "${python_packages[@]}" python3-pip
+
+# torch comes from PyPI, in minutes of waiting: beside the work below.
+mkdir -p build
+scripts/python_test.sh --prepare >build/python-venv.log 2>&1 &
+python_environment=$!
 
 if [ "$quick" -eq 0 ]; then
   step "Format, include arrows, scripts"
@@ -33,6 +38,7 @@ if [ "$quick" -eq 0 ]; then
     clang++-14 -std=c++20 -Wall -Wextra -Wshadow -Werror -fsyntax-only -Isrc "$source"
   done
   for script in scripts/*.sh .ci/run; do bash -n "$script"; done
+  python3 -m compileall -q python scripts >/dev/null
   if git grep -nE '@[A-Z0-9_]{4,}@' -- '*.md'; then packages_fail "a document holds a placeholder"; fi
 fi
 
@@ -51,6 +57,10 @@ if [ "$quick" -eq 0 ]; then
   step "The kernels compile for NEON"
   scripts/check_neon.sh
 fi
+
+step "The Python package"
+wait "$python_environment" || { cat build/python-venv.log; packages_fail "the Python environment could not be made"; }
+scripts/python_test.sh
 
 step "Release tests"
 scripts/run_ctest.sh build/release

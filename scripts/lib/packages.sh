@@ -4,6 +4,7 @@ build_packages=(g++ cmake ninja-build ccache pkg-config git python3 libfmt-dev l
   libpcre2-dev libutf8proc-dev libssl-dev libcpp-httplib-dev libgtest-dev libgmock-dev)
 # The BLAS that libtorch-dev alone brings is the reference one, many times slower; OpenBLAS with threads of its own waits for LibTorch's.
 compress_packages=(libtorch-dev libopenblas0-openmp)
+python_packages=(python3-dev python3-venv)
 test_packages=(libbenchmark-dev clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev gcovr g++-aarch64-linux-gnu)
 
 packages_fail() {

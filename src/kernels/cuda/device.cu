@@ -151,7 +151,9 @@ Stream::Stream(Device& device, bool urgent) {
   check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   check_cuda(cudaStreamCreateWithPriority(&handle_, cudaStreamNonBlocking, urgent ? greatest : least));
 }
-Stream::~Stream() { cudaStreamDestroy(handle_); }
+Stream::~Stream() {
+  if (!borrowed_) cudaStreamDestroy(handle_);
+}
 void Stream::synchronize() { check_cuda(cudaStreamSynchronize(handle_)); }
 bool Stream::idle() const {
   const cudaError_t status = cudaStreamQuery(handle_);

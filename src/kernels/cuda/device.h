@@ -103,6 +103,8 @@ class Stream {
  public:
   /// Where two streams have work for a multiprocessor, that of the urgent one comes first.
   explicit Stream(Device& device, bool urgent = false);
+  /// One that others made and keep; nullptr: the device's own.
+  explicit Stream(CUstream_st* borrowed) : handle_(borrowed), borrowed_(true) {}
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -116,6 +118,7 @@ class Stream {
 
  private:
   CUstream_st* handle_ = nullptr;
+  bool borrowed_ = false;
 };
 
 /// A point in a stream's work.
