@@ -23,9 +23,9 @@ enum class Part : uint8_t {
 };
 // clang-format on
 inline constexpr std::array<std::string_view, 19> kPartNames = {
-    "embed",    "modulation", "double_qkv",  "double_out", "double_up",   "double_down",
-    "text_qkv", "text_out",   "text_up",     "text_down",  "single_in",   "single_out",
-    "router",   "expert_up",  "expert_down", "attention",  "quantize", "elementwise", "last"};
+    "embed",       "modulation", "double_qkv", "double_out",  "double_up",  "double_down", "text_qkv",
+    "text_out",    "text_up",    "text_down",  "single_in",   "single_out", "router",      "expert_up",
+    "expert_down", "attention",  "quantize",   "elementwise", "last"};
 
 /// Seconds and floating-point operations by part.
 class PartTimes {
