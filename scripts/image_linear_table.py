@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""QuaSpa's Table 1 and Figure 8 on this machine's GPU: `lacuna image linear --device cuda` beside PyTorch's row-wise and tensor-wise FP8 products
+(cuBLAS and CUTLASS through torch._scaled_mm, with and without fast accumulation) and cuSPARSELt's FP8 2:4 product, every algorithm of it timed.
+One run, random normal data, graphs of 8 launches over several copies of the operands, medians. Without PyTorch the peers are left out, and it says so.
+Prints a table; --out keeps {command, commit, date, device, driver, rows}."""
+import argparse
+import datetime
+import json
+import pathlib
+import shlex
+import statistics
+import subprocess
+import sys
+
+PAPER = [(m, n, k) for m in (4096, 6144, 16384, 18432) for n, k in ((3072, 3072), (12288, 3072), (3072, 12288))]
+MORE = [(1024, 3072, 3072), (1536, 3072, 3072), (4608, 3072, 3072), (4608, 21504, 3072), (4608, 3072, 15360)]
+LAUNCHES, LIMIT = 8, 448
+
+
+def lacuna(program: str, flags: list[str]) -> list[dict]:
+    command = [program, "image", "linear", "--device", "cuda", "--json", *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"error: {shlex.join(command)}: {done.stderr.strip()}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def shapes_flag(shapes: list[tuple[int, int, int]]) -> list[str]:
+    return ["--shape", ",".join("x".join(map(str, shape)) for shape in shapes)]
+
+
+class Peers:
+    """Times of PyTorch's products of one shape."""
+
+    def __init__(self, runs: int):
+        import torch
+
+        self.torch, self.runs = torch, runs
+
+    def time(self, call) -> dict:
+        torch = self.torch
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for i in range(3):
+                call(i)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                for i in range(LAUNCHES):
+                    call(i)
+            times = []
+            for run in range(self.runs + 3):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                graph.replay()
+                end.record()
+                end.synchronize()
+                if run >= 3:
+                    times.append(begin.elapsed_time(end) / LAUNCHES)
+        return {"median_ms": statistics.median(times), "min_ms": min(times), "max_ms": max(times), "runs": self.runs}
+
+    def two_of_four(self, w):
+        groups = w.view(w.shape[0], -1, 4)
+        kept = self.torch.zeros_like(groups, dtype=self.torch.bool).scatter_(-1, groups.abs().topk(2, dim=-1).indices, True)
+        return (groups * kept).view_as(w)
+
+    def rows(self, shape: tuple[int, int, int]) -> list[dict]:
+        torch, (m, n, k) = self.torch, shape
+        copies = max(2, min(4, (240 << 20) // (m * k + n * k) + 1))
+        fp8 = torch.float8_e4m3fn
+        x = [torch.randn(m, k, device="cuda").mul(90).clamp(-LIMIT, LIMIT).to(fp8) for _ in range(copies)]
+        w = [torch.randn(n, k, device="cuda").mul(90).clamp(-LIMIT, LIMIT) for _ in range(copies)]
+        codes = [v.to(fp8) for v in w]
+        of_token, of_output, one = torch.rand(m, 1, device="cuda"), torch.rand(1, n, device="cuda"), torch.ones((), device="cuda")
+        out = []
+
+        def add(name: str, call, reference=None, **more):
+            result = call(0).float()
+            if reference is not None and not (result - reference).norm() / reference.norm() < 2e-2:
+                sys.exit(f"error: {name} {shape}: a wrong result")
+            out.append({"bench": "peer", "peer": name, "M": m, "N": n, "K": k, **self.time(call), **more})
+            out[-1]["tflops"] = 2e-9 * m * n * k / out[-1]["median_ms"]
+
+        def scaled(a, b, fast):
+            return lambda i: torch._scaled_mm(x[i % copies], codes[i % copies].t(), a, b, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+        full = x[0].float() @ codes[0].float().t()
+        add("row-wise", scaled(of_token, of_output, True), full * of_token * of_output)
+        add("row-wise, full accumulation", scaled(of_token, of_output, False), full * of_token * of_output)
+        add("tensor-wise", scaled(one, one, True), full)
+        packed = [torch._cslt_compress(self.two_of_four(v).to(fp8)) for v in w]
+
+        def sparse(algorithm):
+            return lambda i: torch._cslt_sparse_mm(packed[i % copies], x[i % copies].t(), out_dtype=torch.bfloat16, alg_id=algorithm)
+
+        times = {}
+        for algorithm in range(64):
+            try:
+                sparse(algorithm)(0)
+            except RuntimeError:
+                break
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            sparse(algorithm)(1)
+            begin.record()
+            for i in range(6):
+                sparse(algorithm)(i)
+            end.record()
+            end.synchronize()
+            times[algorithm] = begin.elapsed_time(end)
+        best = min(times, key=times.get)
+        reference = self.two_of_four(w[0]).to(fp8).float() @ x[0].float().t()
+        add("cuSPARSELt, best algorithm", sparse(best), reference, algorithm=best, algorithms=len(times))
+        add("cuSPARSELt, default", sparse(0), reference)
+        return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lacuna", default="build/release/lacuna", metavar="PROGRAM", help="default: %(default)s")
+    parser.add_argument("--runs", type=int, default=15, help="default: %(default)s")
+    parser.add_argument("--shapes", type=int, default=len(PAPER), metavar="N", help="only the first N of the paper's twelve shapes")
+    parser.add_argument("--out", metavar="FILE", help="keep the rows as JSON")
+    args = parser.parse_args()
+    paper, runs = PAPER[: args.shapes], ["--runs", str(args.runs)]
+    rows = []
+    try:
+        peers = Peers(args.runs)
+    except ImportError:
+        peers = None
+        print("no PyTorch here: peers are left out", file=sys.stderr)
+    for shape in paper:
+        rows += lacuna(args.lacuna, [*runs, *shapes_flag([shape]), "--layout", "f8,nm24_f8", "--accumulate", "fast,full", "--write-back", "staged"])
+        if peers:
+            rows += peers.rows(shape)
+            peers.torch.cuda.empty_cache()
+        if sys.stderr.isatty():
+            print(f"{shape} done", file=sys.stderr)
+    rows += lacuna(args.lacuna, [*runs, *shapes_flag(paper), "--layout", "nm24_f8", "--write-back", "staged,direct,separate"])
+    rows += lacuna(args.lacuna, [*runs, *shapes_flag(MORE), "--layout", "f8,nm24_f8,bf16,nm24_bf16"])
+    kept = {}
+    for row in rows:
+        key = row.get("peer") or f"{row['layout']}, {row['accumulate']}, {row['write_back']}"
+        kept.setdefault((row["M"], row["N"], row["K"]), {}).setdefault(key, row)
+    for shape, of in kept.items():
+        ours = of["nm24_f8, fast, staged"]["median_ms"]
+        print(f"{shape[0]:>6} {shape[1]:>6} {shape[2]:>6}  " + "; ".join(f"{key} {row['median_ms']:.4f} ({row['median_ms'] / ours:.2f}x)" for key, row in of.items()))
+    if args.out:
+        commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True).stdout.strip()
+        first = next(row for row in rows if "device" in row)
+        result = {"command": shlex.join(sys.argv), "commit": commit, "date": datetime.date.today().isoformat(), "device": first["device"],
+                  "driver": first["driver"], "rows": rows}
+        path = pathlib.Path(args.out)
+        temporary = path.with_name(path.name + ".part")
+        temporary.write_text(json.dumps(result, indent=1) + "\n")
+        temporary.replace(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
