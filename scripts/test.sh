@@ -37,7 +37,7 @@ if [ "$quick" -eq 0 ]; then
     clang++-14 -std=c++20 -Wall -Wextra -Wshadow -Werror -fsyntax-only -Isrc "$source"
   done
   for script in scripts/*.sh .ci/run; do bash -n "$script"; done
-  python3 -m compileall -q python scripts >/dev/null
+  python3 -m compileall -q python scripts
   if git grep -nE '@[A-Z0-9_]{4,}@' -- '*.md'; then packages_fail "a document holds a placeholder"; fi
 fi
 

@@ -127,7 +127,7 @@ struct TensorCorePlan {
 };
 /// Plans that the kernel has for an operation.
 std::span<const TensorCorePlan> tensor_core_plans(Operation operation, Accumulate accumulate);
-/// The one taken where none is asked for: by the tuned table, which docs/image.md prints.
+/// The one taken where none is asked for: of the least rounds of blocks times the time of one.
 TensorCorePlan default_plan(const DeviceInfo& device, Operation operation, Accumulate accumulate, int64_t M, int64_t N,
                             int64_t K);
 

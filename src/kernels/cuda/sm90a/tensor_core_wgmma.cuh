@@ -456,11 +456,7 @@ CUtensorMap token_map(const TensorCoreArgs& a, bool eight_bits, int tokens) {
 template <class S, bool kStaged>
 void launch(const Device& device, Stream& stream, const TensorCoreArgs& a) {
   const auto kernel = tensor_core_wgmma<S, kStaged>;
-  static const bool prepared = [&] {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
-    return true;
-  }();
-  static_cast<void>(prepared);
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
   const int64_t rows = a.groups > 0 ? a.w.N / a.groups : a.w.N;
   const int64_t pairs = (rows + kBlockRows * S::kBlocks * S::kCluster - 1) / (kBlockRows * S::kBlocks * S::kCluster);
   const int64_t most = (a.M + S::kTokens - 1) / S::kTokens + a.groups;  // a group may begin a tile of tokens
