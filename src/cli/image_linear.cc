@@ -273,6 +273,7 @@ void report(const Options& options, const cuda::Device& device, Case& problem, P
         plans.clear();
         for (const cuda::TensorCorePlan& plan : tensor_core_plans(cuda::operation_of(layout), args.accumulate))
           plans.push_back(&plan);
+        if (plans.empty()) throw Error("--plans: this build has no wgmma kernel; build it for compute capability 9.0");
       }
       for (const cuda::TensorCorePlan* plan : plans) {
         args.plan = plan;
@@ -322,8 +323,14 @@ int run(const Options& options) {
     layouts.push_back(&layout::get(layout_named("--layout", name)));
     cuda::operation_of(*layouts.back());
   }
+  if (options.accumulates == std::vector<std::string>{"full"})
+    for (const layout::Layout* layout : layouts)
+      if (!cuda::operation_of(*layout).eight_bits)
+        throw Error("--accumulate full is of e4m3; {} has one kind of sums: leave it or the flag out", layout->name);
   ThreadPool pool(options.threads);
   cuda::Device device({options.gpu, 0});
+  if (options.plans && device.info().major != 9)
+    throw Error("--plans are of the wgmma kernel, which {} does not run; leave the flag out", device.info().name);
   if (!options.json)
     print(fmt::format(
         "{}; ms of a product and of the quantization of its tokens; TFLOP/s as if dense\n{:<10} {:>6} {:>6} "

@@ -833,7 +833,7 @@ TEST(TensorCoreChoice, TheDefaultPlanIsOneOfTheKernels) {
         const auto plans = tensor_core_plans(operation, accumulate);
         if (plans.empty()) continue;
         for (const int64_t M : {1, 100, 4096})
-          EXPECT_EQ(std::ranges::count(plans, default_plan(card(9, 0), operation, accumulate, M, 3072, 3072)), 1);
+          EXPECT_EQ(std::ranges::count(plans, default_plan(card(9, 0), operation, accumulate, M, 3072)), 1);
       }
 }
 

@@ -2,7 +2,6 @@
 #include "kernels/cuda/tensor_core.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "core/error.h"
 #include "kernels/cuda/tensor_core_mma.h"
@@ -22,6 +21,8 @@ std::string words(const TensorCorePlan& plan) {
                      plan.cluster > 1 ? fmt::format("clusters of {}", plan.cluster) : "no clusters");
 }
 
+int64_t outputs_of_token(const TensorCoreArgs& a) { return a.groups > 0 ? a.w.N / a.groups : a.w.N; }
+
 bool is_aligned(const void* address, int64_t bytes) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }
 
 void check_weights(const TensorCoreWeights& w) {
@@ -33,10 +34,10 @@ void check_weights(const TensorCoreWeights& w) {
 }
 
 void check_tokens(const TensorCoreArgs& a) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  constexpr int64_t kMost = int64_t{1} << 24;  // kernels count places and tiles in 32 bits
   const int64_t row_bytes = a.w.K * (a.w.operation.eight_bits ? 1 : 2);
-  if (a.M > kMost || a.w.N > kMost)
-    throw Error("{} tokens and {} outputs in one product; at most {} of each", a.M, a.w.N, kMost);
+  if (std::max({a.M, a.w.N, a.w.K}) > kMost)
+    throw Error("{} tokens, {} outputs and {} inputs in one product; at most {} of each", a.M, a.w.N, a.w.K, kMost);
   if (a.x == nullptr && row_bytes > 0) throw Error("a product on tensor cores needs memory of x");
   if (!is_aligned(a.x, 16) || a.x_stride % 16 != 0)
     throw Error("rows of x must be aligned to 16 bytes; they are {} bytes apart", a.x_stride);
@@ -53,7 +54,7 @@ void check_groups(const TensorCoreArgs& a) {
 }
 
 void check_results(const TensorCoreArgs& a) {
-  const int64_t element = bytes_of(a.type), outputs = a.groups > 0 ? a.w.N / a.groups : a.w.N;
+  const int64_t element = bytes_of(a.type), outputs = outputs_of_token(a);
   if (a.y == nullptr) throw Error("a product on tensor cores needs memory of y");
   if (!is_aligned(a.y, element) || !is_aligned(a.add, element))
     throw Error("y and what is added must be aligned to their {}-byte values", element);
@@ -84,11 +85,18 @@ TensorCoreKernel kernel_of(const DeviceInfo& device, const TensorCoreArgs& a) {
   return TensorCoreKernel::mma;
 }
 
+/// What staging takes: 16-bit results.
+WriteBack write_back_of(const TensorCoreArgs& a) {
+  return a.write_back == WriteBack::staged && a.type == Element::f32 ? WriteBack::direct : a.write_back;
+}
+
 TensorCorePlan plan_of(const DeviceInfo& device, const TensorCoreArgs& a) {
-  if (a.plan == nullptr) return default_plan(device, a.w.operation, a.accumulate, a.M, a.w.N, a.w.K);
-  if (std::ranges::count(tensor_core_plans(a.w.operation, a.accumulate), *a.plan) == 0)
+  const std::span<const TensorCorePlan> plans = tensor_core_plans(a.w.operation, a.accumulate);
+  if (a.plan != nullptr && std::ranges::count(plans, *a.plan) == 0)
     throw Error("the wgmma kernel has no plan of {} for {} weights", words(*a.plan), words(a.w.operation));
-  return *a.plan;
+  if (write_back_of(a) != WriteBack::staged) return plans.front();
+  if (a.plan != nullptr) return *a.plan;
+  return default_plan(device, a.w.operation, a.accumulate, a.M, outputs_of_token(a));
 }
 
 void check_plan(const TensorCoreArgs& a, TensorCoreKernel kernel) {
@@ -114,8 +122,8 @@ TensorCoreMatrix::TensorCoreMatrix(Device& device, const TensorCoreTiles& tiles,
 std::span<const TensorCorePlan> tensor_core_plans(Operation, Accumulate) { return {}; }
 #endif
 
-TensorCorePlan default_plan(const DeviceInfo& device, Operation operation, Accumulate accumulate, int64_t M, int64_t N,
-                            int64_t) {
+TensorCorePlan default_plan(const DeviceInfo& device, Operation operation, Accumulate accumulate, int64_t M,
+                            int64_t N) {
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   // Rounds of blocks times what one takes: on an H200 blocks of 192 tokens take 0.83 of the time of 256.
   const auto cost = [&](const TensorCorePlan& plan) {
@@ -152,13 +160,13 @@ std::string explain_tensor_core(const DeviceInfo& device, const TensorCoreArgs& 
   constexpr std::string_view kWriteBacks[] = {"staged", "direct", "separate"};
   const TensorCoreKernel kernel = kernel_of(device, args);
   check_plan(args, kernel);
+  const bool wgmma = kernel == TensorCoreKernel::wgmma && args.w.K > 0;
   std::string sums;
   if (args.w.operation.eight_bits)
     sums = args.accumulate == Accumulate::full ? ", full accumulation" : ", fast accumulation";
-  return fmt::format("{} of {}, {}{}, {} write-back", kernel == TensorCoreKernel::mma ? "mma" : "wgmma",
-                     words(args.w.operation),
-                     kernel == TensorCoreKernel::mma ? "128 outputs x 128 tokens" : words(plan_of(device, args)), sums,
-                     kWriteBacks[size_t(args.write_back)]);
+  return fmt::format("{} of {}, {}{}, {} write-back", wgmma ? "wgmma" : "mma", words(args.w.operation),
+                     wgmma ? words(plan_of(device, args)) : "128 outputs x 128 tokens", sums,
+                     kWriteBacks[size_t(wgmma ? write_back_of(args) : args.write_back)]);
 }
 
 }  // namespace lacuna::cuda

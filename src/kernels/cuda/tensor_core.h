@@ -128,8 +128,8 @@ struct TensorCorePlan {
 /// Plans that the kernel has for an operation.
 std::span<const TensorCorePlan> tensor_core_plans(Operation operation, Accumulate accumulate);
 /// The one taken where none is asked for: of the least rounds of blocks times the time of one.
-TensorCorePlan default_plan(const DeviceInfo& device, Operation operation, Accumulate accumulate, int64_t M, int64_t N,
-                            int64_t K);
+/// N: outputs of a group.
+TensorCorePlan default_plan(const DeviceInfo& device, Operation operation, Accumulate accumulate, int64_t M, int64_t N);
 
 struct TensorCoreArgs {
   TensorCoreWeights w;
@@ -159,8 +159,9 @@ struct TensorCoreArgs {
   Accumulate accumulate = Accumulate::fast;
   WriteBack write_back = WriteBack::staged;
   TensorCoreKernel kernel = TensorCoreKernel::best;
-  const TensorCorePlan* plan = nullptr;  // of the wgmma kernel; nullptr: default_plan
-  float* workspace = nullptr;            // WriteBack::separate: [N, M]
+  /// Of the wgmma kernel's staged write-back; nullptr: default_plan. The others run the first of tensor_core_plans.
+  const TensorCorePlan* plan = nullptr;
+  float* workspace = nullptr;  // WriteBack::separate: [N, M]
 };
 /// M = 0 or N = 0: nothing. Neither waits nor allocates. Throws Error for arguments that are not as said, naming what
 /// and where, and for a device that no kernel of the operation runs on.

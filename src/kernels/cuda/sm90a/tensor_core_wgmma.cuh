@@ -435,7 +435,11 @@ CUtensorMap token_map(const TensorCoreArgs& a, bool eight_bits, int tokens) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
     check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
+#else
+    check_cuda(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found));
+#endif
     if (found != cudaDriverEntryPointSuccess)
       throw Error("the NVIDIA driver has no cuTensorMapEncodeTiled; update it to one of CUDA 12 or later");
     return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
