@@ -79,9 +79,7 @@ GroupsPlan filled(const DeviceInfo& device, const Groups& weights, GroupsPlan pl
 }
 
 GroupsPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Groups& weights) {
-  GroupsPlan plan = filled(device, weights, groups_plans(layout, weights)[0]);
-  if (weights.are_units()) plan.early = 4;  // as many as a warp has on their way (units.cuh)
-  return plan;
+  return filled(device, weights, groups_plans(layout, weights)[0]);
 }
 
 int64_t groups_partial_bytes(const Groups& weights, int64_t blocks) {
