@@ -86,6 +86,7 @@ struct CudaNet::Impl {
   cuda::TokenRows rows{0, 0, 0};
   cuda::Buffer memory;
   std::optional<cuda::Graph> graph;
+  std::vector<float> ids;  // whose angles lie in cos and sin
   bf16 *latents_in = nullptr, *text_in = nullptr, *time_in = nullptr, *guidance_in = nullptr, *pooled_in = nullptr;
   float *cos = nullptr, *sin = nullptr;
   float *embedded[4] = {}, *modulation = nullptr, *last_modulation = nullptr, *result_out = nullptr;
@@ -134,7 +135,7 @@ struct CudaNet::Impl {
   CudaExperts load_experts(Binder& binder, CudaUploader& uploader, const std::string& name);
   CudaStream load_stream(Binder& binder, CudaUploader& uploader, const std::string& prefix, bool is_text);
   CudaSingle load_single(Binder& binder, CudaUploader& uploader, int64_t index);
-  void load(const io::ImageCheckpoint& checkpoint, ThreadPool& pool, bool progress);
+  void load(const io::ImageCheckpoint& checkpoint, ThreadPool& pool, const CudaNetOptions& options);
 
   // ---- launches ----
   void mark(Part part, double flops = 0);
@@ -156,6 +157,8 @@ struct CudaNet::Impl {
   void finish();
   void launch(const std::function<void(const std::string& name)>& after);
 
+  /// Bytes of a step's work space; base no nullptr: the places in it, of a step of `rows`.
+  int64_t lay_out(std::byte* base);
   void reserve(const cuda::TokenRows& of);
   void upload_inputs(std::span<const Inputs> images);
   std::vector<float> hidden_values();
@@ -249,15 +252,18 @@ bool shares_bytes(const io::ImageCheckpoint& checkpoint) {
 
 }  // namespace
 
-void CudaNet::Impl::load(const io::ImageCheckpoint& checkpoint, ThreadPool& pool, bool progress) {
+void CudaNet::Impl::load(const io::ImageCheckpoint& checkpoint, ThreadPool& pool, const CudaNetOptions& options) {
   device.use();
-  const int64_t needed = device_bytes(checkpoint);
-  device.require(needed, fmt::format("{}: {} MB of weights", checkpoint.path(), needed >> 20));
+  rows = {options.images, options.text_tokens, options.image_tokens};
+  const int64_t of_weights = device_bytes(checkpoint), of_step = rows.count() > 0 ? lay_out(nullptr) : 0;
+  rows = {0, 0, 0};
+  device.require(of_weights + of_step, fmt::format("{}: {} MiB of weights, {} MiB of work space", checkpoint.path(),
+                                                   of_weights >> 20, of_step >> 20));
   std::deque<std::vector<float>> biases;
   Binder binder(checkpoint, config, biases);
   CudaUploader uploader(device, pool, shares_bytes(checkpoint));
   std::optional<Progress> bar;
-  if (progress) bar.emplace("Uploading", config.n_double + config.n_single, "blocks");
+  if (options.progress) bar.emplace("Uploading", config.n_double + config.n_single, "blocks");
   const int64_t W = width();
   const auto one = [&](const std::string& name, int64_t N, int64_t K) {
     const kernels::WeightView view = binder.weight(name, N, K);
@@ -602,51 +608,53 @@ void CudaNet::Impl::launch(const std::function<void(const std::string& name)>& a
 
 // ---- one step ----
 
+int64_t CudaNet::Impl::lay_out(std::byte* base) {
+  const int64_t B = rows.images, M = rows.count(), W = width(), Ws = width_stride();
+  const int64_t rope = rows.tokens() * config.head_dim / 2;
+  Arena arena;
+  const auto place = [&]<class T>(T*& to, int64_t count) {
+    const int64_t at = arena.add(count * int64_t(sizeof(T)));
+    if (base != nullptr) to = reinterpret_cast<T*>(base + at);
+  };
+  place(latents_in, image_rows() * round_up(config.in_channels, kRowValues));
+  place(text_in, text_rows() * round_up(config.text_dim, kRowValues));
+  place(time_in, B * kTimeFrequencies), place(guidance_in, B * kTimeFrequencies);
+  place(pooled_in, B * round_up(config.pooled_dim, kRowValues));
+  place(cos, rope), place(sin, rope);
+  for (float*& one : embedded) place(one, B * Ws);
+  place(embed_inner, B * Ws), place(condition, B * Ws);
+  place(modulation, B * W * (12 * config.n_double + 3 * config.n_single));
+  place(last_modulation, B * 2 * padded_outputs(W));
+  place(result_out, image_rows() * config.out_channels);
+  place(hidden, M * Ws), place(normed, M * Ws);
+  place(qkv, M * qkv_stride()), place(inner, M * inner_stride());
+  if (pads_heads()) place(heads, 3 * M * config.n_heads * padded_dim());
+  if (B > 1) place(result, M * Ws);
+  const int64_t widest =
+      std::max({W + config.mlp_width, config.text_dim, config.in_channels, config.pooled_dim, kTimeFrequencies});
+  place(norm_codes, M * code_stride(W)), place(norm_scale, M);
+  place(codes, std::max(M, B) * code_stride(widest)), place(code_scale, std::max(M, B));
+  if (!has_experts()) return arena.bytes();
+  const int64_t routed = expert_rows(), E = config.moe.n_experts;
+  place(logits, M * padded_outputs(E));
+  place(chosen, routed), place(counts, E), place(offsets, E + 1), place(token, routed), place(row, routed);
+  place(share, routed);
+  place(expert_values, routed * Ws), place(expert_inner, routed * expert_stride());
+  place(expert_result, routed * padded_outputs(W));
+  place(expert_codes, routed * std::max(code_stride(W), code_stride(config.moe.width))), place(expert_scale, routed);
+  return arena.bytes();
+}
+
 void CudaNet::Impl::reserve(const cuda::TokenRows& of) {
   if (of.images == rows.images && of.text == rows.text && of.image == rows.image) return;
   graph.reset();
   memory = {};
+  ids.clear();
   rows = of;
-  const int64_t B = rows.images, M = rows.count(), W = width(), Ws = width_stride();
-  const int64_t rope = rows.tokens() * config.head_dim / 2;
-  // Twice: sizes, then places.
-  const auto lay_out = [&](std::byte* base) {
-    Arena arena;
-    const auto place = [&]<class T>(T*& to, int64_t count) {
-      const int64_t at = arena.add(count * int64_t(sizeof(T)));
-      if (base != nullptr) to = reinterpret_cast<T*>(base + at);
-    };
-    place(latents_in, image_rows() * round_up(config.in_channels, kRowValues));
-    place(text_in, text_rows() * round_up(config.text_dim, kRowValues));
-    place(time_in, B * kTimeFrequencies), place(guidance_in, B * kTimeFrequencies);
-    place(pooled_in, B * round_up(config.pooled_dim, kRowValues));
-    place(cos, rope), place(sin, rope);
-    for (float*& one : embedded) place(one, B * Ws);
-    place(embed_inner, B * Ws), place(condition, B * Ws);
-    place(modulation, B * W * (12 * config.n_double + 3 * config.n_single));
-    place(last_modulation, B * 2 * padded_outputs(W));
-    place(result_out, image_rows() * config.out_channels);
-    place(hidden, M * Ws), place(normed, M * Ws);
-    place(qkv, M * qkv_stride()), place(inner, M * inner_stride());
-    if (pads_heads()) place(heads, 3 * M * config.n_heads * padded_dim());
-    if (B > 1) place(result, M * Ws);
-    const int64_t widest =
-        std::max({W + config.mlp_width, config.text_dim, config.in_channels, config.pooled_dim, kTimeFrequencies});
-    place(norm_codes, M * code_stride(W)), place(norm_scale, M);
-    place(codes, std::max(M, B) * code_stride(widest)), place(code_scale, std::max(M, B));
-    if (!has_experts()) return arena.bytes();
-    const int64_t routed = expert_rows(), E = config.moe.n_experts;
-    place(logits, M * padded_outputs(E));
-    place(chosen, routed), place(counts, E), place(offsets, E + 1), place(token, routed), place(row, routed);
-    place(share, routed);
-    place(expert_values, routed * Ws), place(expert_inner, routed * expert_stride());
-    place(expert_result, routed * padded_outputs(W));
-    place(expert_codes, routed * std::max(code_stride(W), code_stride(config.moe.width))), place(expert_scale, routed);
-    return arena.bytes();
-  };
   try {
-    memory = cuda::Buffer(device, lay_out(nullptr),
-                          fmt::format("work space of a step of {} images of {} + {} tokens", B, rows.image, rows.text));
+    memory =
+        cuda::Buffer(device, lay_out(nullptr),
+                     fmt::format("work space of a step of {} images of {} + {} tokens", of.images, of.image, of.text));
   } catch (...) {
     rows = {0, 0, 0};
     throw;
@@ -680,8 +688,10 @@ void CudaNet::Impl::upload_inputs(std::span<const Inputs> images) {
   if (config.guidance)
     put(guidance_in, kTimeFrequencies,
         [](const Inputs& i) { return sinusoid(i.guidance * kTimeScale, kTimeFrequencies); });
-  std::vector<float> ids(images.front().text_ids.begin(), images.front().text_ids.end());
-  ids.insert(ids.end(), images.front().image_ids.begin(), images.front().image_ids.end());
+  std::vector<float> all(images.front().text_ids.begin(), images.front().text_ids.end());
+  all.insert(all.end(), images.front().image_ids.begin(), images.front().image_ids.end());
+  if (all == ids) return;
+  ids = std::move(all);
   const RopeTable table = rope_table(ids, config.rope_axes);
   to_device(cos, std::as_bytes(std::span(table.cos)));
   to_device(sin, std::as_bytes(std::span(table.sin)));
@@ -698,9 +708,10 @@ std::vector<float> CudaNet::Impl::hidden_values() {
   return out;
 }
 
-CudaNet::CudaNet(const io::ImageCheckpoint& checkpoint, ThreadPool& pool, cuda::Device& device, bool progress)
+CudaNet::CudaNet(const io::ImageCheckpoint& checkpoint, ThreadPool& pool, cuda::Device& device,
+                 const CudaNetOptions& options)
     : impl_(std::make_unique<Impl>(read_config(checkpoint), device)) {
-  impl_->load(checkpoint, pool, progress);
+  impl_->load(checkpoint, pool, options);
 }
 CudaNet::~CudaNet() = default;
 
@@ -715,7 +726,7 @@ void CudaNet::predict(std::span<const Inputs> images, std::span<float> out, cons
   const Inputs& first = images.front();
   const auto same = [](std::span<const float> a, std::span<const float> b) { return std::ranges::equal(a, b); };
   for (const Inputs& image : images) {
-    check_inputs(net.config, image, int64_t(out.size()) / count);
+    check_inputs(net.config, image, int64_t(out.size()) % count == 0 ? int64_t(out.size()) / count : 0);
     if (!same(image.image_ids, first.image_ids) || !same(image.text_ids, first.text_ids))
       throw Error("images of one step need the same coordinates; run those of other sizes one after the other");
   }

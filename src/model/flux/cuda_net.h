@@ -21,12 +21,19 @@ struct CudaPartTimes {
   std::array<double, kPartNames.size()> ms = {}, flops = {};
 };
 
+struct CudaNetOptions {
+  bool progress = true;  // a bar on a terminal
+  /// The largest step that is to run: images, and tokens of one. Zeros: not known yet.
+  int64_t images = 0, text_tokens = 0, image_tokens = 0;
+};
+
 class CudaNet {
  public:
   /// Prepares and uploads every weight, one after the other; the pool prepares, the device outlives the net. Throws
   /// Error naming tensor and file, or what does not run on CUDA, and DoesNotFit, before anything is uploaded, where the
-  /// weights do not fit.
-  CudaNet(const io::ImageCheckpoint& checkpoint, ThreadPool& pool, cuda::Device& device, bool progress = true);
+  /// weights and the work space of the largest step do not fit.
+  CudaNet(const io::ImageCheckpoint& checkpoint, ThreadPool& pool, cuda::Device& device,
+          const CudaNetOptions& options = {});
   ~CudaNet();
   CudaNet(const CudaNet&) = delete;
   CudaNet& operator=(const CudaNet&) = delete;
