@@ -69,6 +69,18 @@ void expect_norms(const io::FloatTensors& ours, const io::FloatTensors& file) {
   EXPECT_EQ(compared, ours.size());
 }
 
+TEST(ImageCalibrate, HelpOfTheCommands) {
+  const std::string group = output_of({"image", "--help"});
+  for (const char* command : {"calibrate", "errors"}) {
+    EXPECT_THAT(group, HasSubstr(std::string("\n  ") + command));
+    const std::string help = output_of({"image", command, "--help"});
+    for (const char* flag : {"--inputs", "--steps", "--seed", "--threads", "--json"})
+      EXPECT_THAT(help, HasSubstr(flag)) << command;
+  }
+  EXPECT_THAT(output_of({"image", "compress", "--help"}),
+              AllOf(HasSubstr("--second-moments"), HasSubstr("--awp-weights")));
+}
+
 constexpr const char* kMomentOf = "transformer_blocks.0.attn.to_out.0.weight";
 
 TEST(ImageCalibrate, NormsOfSingleStepsAreDiffusers) {
