@@ -269,14 +269,16 @@ class PackedLinear(nn.Module):
             self._make_tiles(x.device)
         assert self.block_scale is not None
         x_scale: Optional[Tensor] = None
+        scale: Optional[Tensor] = None
         if self.scaled:
             codes, x_scale = torch.ops.lacuna.quantize_per_token(x)
+            scale = self.block_scale
         else:
             codes = x.to(torch.bfloat16)
             if self.in_features % 8 != 0:  # rows of a multiple of 16 bytes
                 codes = functional.pad(codes, (0, -self.in_features % 8))
         return torch.ops.lacuna.tensor_core_linear(
-            codes, x_scale, self.blocks, self.block_scale if self.scaled else None, self.bias, self.layout, self.out_features, self.in_features, x.dtype, self.accumulate
+            codes, x_scale, self.blocks, scale, self.bias, self.layout, self.out_features, self.in_features, x.dtype, self.accumulate
         )
 
 
