@@ -42,6 +42,22 @@ def test_types_and_leading_dimensions(device: torch.device, layer_type: type[Pac
         assert_close(layer, x, y)
 
 
+@pytest.mark.parametrize("layer_type", LAYERS)
+def test_a_device_that_is_not_the_current_one(device: torch.device, layer_type: type[PackedLinear]) -> None:
+    if device.type == "cpu":
+        return
+    if torch.cuda.device_count() < 2:
+        pytest.skip("on CUDA: there is one device only")
+    layer = layer_type.from_weight(torch.randn(70, 64), torch.randn(70)).to("cuda:1")
+    x = torch.randn(5, 64, device="cuda:1")
+    y = layer(x)
+    assert y.device == x.device and torch.cuda.current_device() == 0
+    assert_close(layer, x, y)
+    with pytest.raises(lacuna.Error, match="the input is on cuda:0, but the layer on cuda:1; move one of them"):
+        layer(x.to("cuda:0"))
+    assert_close(layer.to("cuda:0"), x, layer(x.to("cuda:0")))
+
+
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rows apart": lambda values: torch.cat([values, values], -1)[:, : values.shape[1]],
     "not aligned": lambda values: torch.cat([values[:, :1], values], -1)[:, 1:],
