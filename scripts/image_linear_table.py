@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """QuaSpa's Table 1 and Figure 8 on this machine's GPU: `lacuna image linear --device cuda` beside PyTorch's row-wise and tensor-wise FP8 products
 (cuBLAS and CUTLASS through torch._scaled_mm, with and without fast accumulation) and cuSPARSELt's FP8 2:4 product, every algorithm of it timed.
-One run, random normal data, graphs of 8 launches over several copies of the operands, medians. Without PyTorch the peers are left out, and it says so.
+One run, random normal data, graphs of 8 launches over several copies of the operands, medians; our sparse product once more after the peers. Then products
+grouped by experts, even and skewed, beside torch._scaled_grouped_mm, and what a scale a row saves of the error beside one scale a tensor. Without PyTorch the
+peers are left out, and it says so.
 Prints a table; --out keeps {command, commit, date, device, driver, rows}."""
 import argparse
 import datetime
@@ -13,6 +15,7 @@ import subprocess
 import sys
 
 PAPER = [(m, n, k) for m in (4096, 6144, 16384, 18432) for n, k in ((3072, 3072), (12288, 3072), (3072, 12288))]
+EXPERTS, OF_EXPERTS = 32, [(16384, 2048, 2048), (65536, 2048, 2048)]  # of the net flux-moe-18b: tokens of all experts, outputs and inputs of one
 MORE = [(1024, 3072, 3072), (1536, 3072, 3072), (4608, 3072, 3072), (4608, 21504, 3072), (4608, 3072, 15360)]
 LAUNCHES, LIMIT = 8, 448
 
@@ -108,6 +111,49 @@ class Peers:
         return out
 
 
+    def grouped(self, shape: tuple[int, int, int], skewed: bool) -> list[dict]:
+        torch, (m, n, k) = self.torch, shape
+        shares = torch.cumsum(torch.tensor([1 / (g + 1) if skewed else 1.0 for g in range(EXPERTS)], dtype=torch.float64), 0)
+        ends = torch.round(shares / shares[-1] * m).to(torch.int32).cuda()
+        x = torch.randn(m, k, device="cuda").mul(90).clamp(-LIMIT, LIMIT).to(torch.float8_e4m3fn)
+        w = torch.randn(EXPERTS, n, k, device="cuda").mul(90).clamp(-LIMIT, LIMIT).to(torch.float8_e4m3fn)
+        of_token, of_output = torch.rand(m, device="cuda"), torch.rand(EXPERTS, n, device="cuda")
+
+        def call(_):
+            return torch._scaled_grouped_mm(x, w.transpose(-2, -1), of_token, of_output, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+        try:
+            y, begin, end = call(0), int(ends[0]), int(ends[1])
+        except (AttributeError, RuntimeError) as error:
+            print(f"torch._scaled_grouped_mm: {str(error).splitlines()[0]}", file=sys.stderr)
+            return []
+        exact = (x[begin:end].float() @ w[1].float().t()) * of_token[begin:end, None] * of_output[1]
+        if not (y[begin:end].float() - exact).norm() / exact.norm() < 2e-2:
+            sys.exit(f"error: torch._scaled_grouped_mm {shape}: a wrong result")
+        return [{"bench": "peer", "peer": "grouped row-wise", "M": m, "N": n, "K": k, "groups": EXPERTS, "skewed": skewed, **self.time(call)}]
+
+    def errors(self) -> list[dict]:
+        """Relative errors of products of 4096 x 3072 x 3072 quantized to E4M3 with a scale a row and with one a tensor, of normal values and with one token
+        in a hundred and one input in a hundred 300 times as large; in float32 from what is quantized."""
+        torch = self.torch
+        out = []
+        for outliers in (False, True):
+            x, w = torch.randn(4096, 3072, device="cuda"), torch.randn(3072, 3072, device="cuda")
+            if outliers:
+                x[::100] *= 300
+                w[:, ::100] /= 300
+                w[::100] *= 300
+            exact = x.double() @ w.double().t()
+            for name, dims in (("a row", 1), ("a tensor", None)):
+                parts = []
+                for v in (x, w):
+                    scale = (v.abs().amax(dims, keepdim=True) if dims else v.abs().max()) / LIMIT
+                    parts.append((v / scale).to(torch.float8_e4m3fn).double() * scale.double())
+                each = (parts[0] @ parts[1].t() - exact).norm(dim=1) / exact.norm(dim=1)
+                out.append({"bench": "error", "scales": name, "outliers": outliers, "median_relative_error": each.median().item(), "largest_relative_error": each.max().item()})
+        return out
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lacuna", default="build/release/lacuna", metavar="PROGRAM", help="default: %(default)s")
@@ -127,17 +173,30 @@ def main() -> int:
         if peers:
             rows += peers.rows(shape)
             peers.torch.cuda.empty_cache()
+            rows += [dict(row, repeated=True) for row in lacuna(args.lacuna, [*runs, *shapes_flag([shape]), "--layout", "nm24_f8"])]
         if sys.stderr.isatty():
             print(f"{shape} done", file=sys.stderr)
     rows += lacuna(args.lacuna, [*runs, *shapes_flag(paper), "--layout", "nm24_f8", "--write-back", "staged,direct,separate"])
     rows += lacuna(args.lacuna, [*runs, *shapes_flag(MORE), "--layout", "f8,nm24_f8,bf16,nm24_bf16"])
+    if args.shapes == len(PAPER):
+        for skewed in (False, True):
+            for shape in OF_EXPERTS:
+                rows += lacuna(args.lacuna, [*runs, *shapes_flag([shape]), "--layout", "f8,nm24_f8", "--groups", str(EXPERTS), *(["--skewed"] if skewed else [])])
+                rows += peers.grouped(shape, skewed) if peers else []
+        rows += peers.errors() if peers else []
     kept = {}
     for row in rows:
-        key = row.get("peer") or f"{row['layout']}, {row['accumulate']}, {row['write_back']}"
-        kept.setdefault((row["M"], row["N"], row["K"]), {}).setdefault(key, row)
+        if row["bench"] == "error":
+            print(f"one scale {row['scales']}{', outliers' if row['outliers'] else ''}: relative error of a token {row['median_relative_error']:.4f}, at most {row['largest_relative_error']:.4f}")
+            continue
+        key = row.get("peer") or f"{row['layout']}, {row['accumulate']}, {row['write_back']}{', again' if row.get('repeated') else ''}"
+        groups = f"{row['groups']} groups{', skewed' if row.get('skewed') else ''}" if row.get("groups") else ""
+        kept.setdefault((row["M"], row["N"], row["K"], groups), {}).setdefault(key, row)
     for shape, of in kept.items():
         ours = of["nm24_f8, fast, staged"]["median_ms"]
-        print(f"{shape[0]:>6} {shape[1]:>6} {shape[2]:>6}  " + "; ".join(f"{key} {row['median_ms']:.4f} ({row['median_ms'] / ours:.2f}x)" for key, row in of.items()))
+        quantized = [of[key] for key in ("f8, fast, staged", "nm24_f8, fast, staged") if key in of]
+        print(f"{shape[0]:>6} {shape[1]:>6} {shape[2]:>6} {shape[3]}  " + "; ".join(f"{key} {row['median_ms']:.4f} ({row['median_ms'] / ours:.2f}x)" for key, row in of.items())
+              + "; with the quantization " + ", ".join(f"{row['layout']} {row['median_ms'] + row['quantize_ms']:.4f}" for row in quantized))
     if args.out:
         commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True).stdout.strip()
         first = next(row for row in rows if "device" in row)

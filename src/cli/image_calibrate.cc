@@ -84,10 +84,10 @@ int run(const Options& options, const CLI::App& command) {
   Progress progress("Calibrating", runs * (options.entropies ? 2 : 1), "runs");
   const auto pass = [&](const model::flux::InputObserver& observer) {
     for (const ImageInputs& file : inputs)
-      file.run([&](const model::flux::Inputs& one, std::span<float> out) {
+      file.run(one_by_one([&](const model::flux::Inputs& one, std::span<float> out) {
         net.predict(one, out, nullptr, &observer);
         progress.add(1);
-      });
+      }));
   };
   pass([&](const LinearInput& input) { statistics.add(input); });
   if (options.entropies) pass([&](const LinearInput& input) { statistics.count(input); });

@@ -159,13 +159,13 @@ int run(const Options& options, const CLI::App& command) {
   };
   Progress progress("Comparing", inputs.runs(), "runs");
   std::vector<float> sample;
-  inputs.run([&](const model::flux::Inputs& one, std::span<float> out) {
+  inputs.run(one_by_one([&](const model::flux::Inputs& one, std::span<float> out) {
     truth_net.predict(one, out, &keep, options.layers ? &see_inputs : nullptr);
     sample.resize(out.size());
     net.predict(one, sample, &compare);
     modules.at("sample").add(sample, out);
     progress.add(1);
-  });
+  }));
   progress.hide();
   print_rows("block", modules, nullptr, options.json);
   if (options.layers) print_rows("layer", layers.table(), &compressed, options.json);

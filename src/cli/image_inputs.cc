@@ -56,10 +56,10 @@ void add_loop(CLI::App& command, LoopOptions& options) {
 }
 
 ImageInputs::ImageInputs(const std::string& path, const model::flux::Config& config, const LoopOptions& options,
-                         const CLI::App& command)
+                         const CLI::App& command, Kind kind)
     : path_(path), config_(config), tensors_(io::read_float_tensors(path)) {
-  const bool step = find("hidden_states") != nullptr;
-  prompts_ = find("prompt_embeds") != nullptr;
+  const bool step = kind == Kind::step || (kind == Kind::any && find("hidden_states") != nullptr);
+  prompts_ = kind == Kind::prompts || (kind == Kind::any && find("prompt_embeds") != nullptr);
   if (step && prompts_)
     throw Error("{}: has hidden_states of single steps and prompt_embeds of prompts; keep one of them", path);
   if (!step && !prompts_)
@@ -95,6 +95,7 @@ void ImageInputs::check_step() {
   const FloatTensor& latents = need("hidden_states", {-1, -1, config_.in_channels});
   images_ = latents.dims[0];
   const FloatTensor& text = need("encoder_hidden_states", {images_, -1, config_.text_dim});
+  image_tokens_ = latents.dims[1], text_tokens_ = text.dims[1];
   need("pooled_projections", {images_, config_.pooled_dim});
   need("timestep", {images_});
   if (config_.guidance) need("guidance", {images_});
@@ -110,7 +111,8 @@ void ImageInputs::check_prompts(const LoopOptions& options, const CLI::App& comm
         "{}: has prompts, but the net has in_channels {}, out_channels {} and {} rope axes; the loop needs as many "
         "channels out as in, a multiple of 4, and 3 axes",
         path_, config_.in_channels, config_.out_channels, config_.rope_axes.size());
-  images_ = need("prompt_embeds", {-1, -1, config_.text_dim}).dims[0];
+  const FloatTensor& text = need("prompt_embeds", {-1, -1, config_.text_dim});
+  images_ = text.dims[0], text_tokens_ = text.dims[1];
   need("pooled_prompt_embeds", {images_, config_.pooled_dim});
   if (find("latents") == nullptr) add_noise(options);
   const FloatTensor& latents = need("latents", {images_, config_.in_channels / 4, -1, -1});
@@ -121,7 +123,8 @@ void ImageInputs::check_prompts(const LoopOptions& options, const CLI::App& comm
   const model::flux::Schedule schedule =
       options.schedule.empty() ? model::flux::usual_schedule(config_.guidance)
                                : model::flux::parse_schedule(read_input(options.schedule), options.schedule);
-  levels_ = model::flux::noise_levels(schedule, options.steps, latents.dims[2] / 2 * (latents.dims[3] / 2));
+  image_tokens_ = latents.dims[2] / 2 * (latents.dims[3] / 2);
+  levels_ = model::flux::noise_levels(schedule, options.steps, image_tokens_);
   runs_per_image_ = options.steps;
   guidance_ = options.guidance;
 }
@@ -137,37 +140,58 @@ void ImageInputs::add_noise(const LoopOptions& options) {
   tensors_.emplace("latents", std::move(noise));
 }
 
-void ImageInputs::run(const Predict& predict) const {
-  for (int64_t image = 0; image < images_; ++image) prompts_ ? run_prompt(image, predict) : run_step(image, predict);
+Predict one_by_one(std::function<void(const Inputs& image, std::span<float> out)> predict) {
+  return [predict = std::move(predict)](std::span<const Inputs> images, std::span<float> out) {
+    const size_t size = out.size() / images.size();
+    for (size_t b = 0; b < images.size(); ++b)
+      naming_file(fmt::format("image {}", b), [&] { predict(images[b], out.subspan(b * size, size)); });
+  };
 }
 
-void ImageInputs::run_step(int64_t image, const Predict& predict) const {
+FloatTensor ImageInputs::run(const Predict& predict, Progress* progress) const {
+  return prompts_ ? run_prompts(predict, progress) : run_step(predict, progress);
+}
+
+FloatTensor ImageInputs::run_step(const Predict& predict, Progress* progress) const {
   const FloatTensor* guidance = config_.guidance ? find("guidance") : nullptr;
-  const FloatTensor& latents = tensors_.at("hidden_states");
-  std::vector<float> sample(size_t(latents.dims[1] * config_.out_channels));
-  naming_file(fmt::format("{}: image {}", path_, image), [&] {
-    predict({part(latents, image), part(tensors_.at("encoder_hidden_states"), image),
-             part(tensors_.at("pooled_projections"), image), tensors_.at("timestep").values[size_t(image)],
-             guidance != nullptr ? guidance->values[size_t(image)] : 0.0f, tensors_.at("img_ids").values,
-             tensors_.at("txt_ids").values},
-            sample);
-  });
+  std::vector<Inputs> images;
+  for (int64_t b = 0; b < images_; ++b)
+    images.push_back({part(tensors_.at("hidden_states"), b), part(tensors_.at("encoder_hidden_states"), b),
+                      part(tensors_.at("pooled_projections"), b), tensors_.at("timestep").values[size_t(b)],
+                      guidance != nullptr ? guidance->values[size_t(b)] : 0.0f, tensors_.at("img_ids").values,
+                      tensors_.at("txt_ids").values});
+  FloatTensor out{{images_, image_tokens_, config_.out_channels},
+                  std::vector<float>(size_t(images_ * image_tokens_ * config_.out_channels))};
+  naming_file(path_, [&] { predict(images, out.values); });
+  if (progress != nullptr) progress->add(images_);
+  return out;
 }
 
-void ImageInputs::run_prompt(int64_t image, const Predict& predict) const {
-  const FloatTensor &latents = tensors_.at("latents"), &text = tensors_.at("prompt_embeds");
-  const LatentShape shape{latents.dims[1], latents.dims[2], latents.dims[3]};
+FloatTensor ImageInputs::run_prompts(const Predict& predict, Progress* progress) const {
+  const FloatTensor &noise = tensors_.at("latents"), &text = tensors_.at("prompt_embeds");
+  const LatentShape shape{noise.dims[1], noise.dims[2], noise.dims[3]};
   const std::vector<float> image_ids = model::flux::image_ids(shape);
-  const std::vector<float> text_ids(size_t(text.dims[1]) * config_.rope_axes.size(), 0.0f);
-  std::vector<float> x = model::flux::pack_latents(part(latents, image), shape), direction(x.size());
+  const std::vector<float> text_ids(size_t(text_tokens_) * config_.rope_axes.size(), 0.0f);
+  std::vector<std::vector<float>> x;
+  for (int64_t b = 0; b < images_; ++b) x.push_back(model::flux::pack_latents(part(noise, b), shape));
+  const auto size = size_t(shape.values());
+  std::vector<float> directions(size * x.size());
   for (size_t i = 0; i + 1 < levels_.size(); ++i) {
-    naming_file(fmt::format("{}: image {}, step {}", path_, image, i), [&] {
-      predict({x, part(text, image), part(tensors_.at("pooled_prompt_embeds"), image), levels_[i], guidance_, image_ids,
-               text_ids},
-              direction);
-    });
-    model::flux::euler_step(x, direction, levels_[i], levels_[i + 1]);
+    std::vector<Inputs> images;
+    for (int64_t b = 0; b < images_; ++b)
+      images.push_back({x[size_t(b)], part(text, b), part(tensors_.at("pooled_prompt_embeds"), b), levels_[i],
+                        guidance_, image_ids, text_ids});
+    naming_file(fmt::format("{}: step {}", path_, i), [&] { predict(images, directions); });
+    for (size_t b = 0; b < x.size(); ++b)
+      model::flux::euler_step(x[b], std::span(directions).subspan(b * size, size), levels_[i], levels_[i + 1]);
+    if (progress != nullptr) progress->add(images_);
   }
+  FloatTensor out{noise.dims, {}};
+  for (const std::vector<float>& image : x) {
+    const std::vector<float> latents = model::flux::unpack_latents(image, shape);
+    out.values.insert(out.values.end(), latents.begin(), latents.end());
+  }
+  return out;
 }
 
 }  // namespace lacuna::cli

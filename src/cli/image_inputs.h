@@ -1,5 +1,5 @@
-// src/cli/image_inputs.h - what a FLUX.1 transformer is run on where its layers are looked at: tensors of single steps,
-// as `image step` reads them, or prompts, as `image denoise` reads them, whose latents the net itself denoises.
+// src/cli/image_inputs.h - what a FLUX.1 transformer is run on: tensors of single steps, as `image step` reads them, or
+// prompts, as `image denoise` reads them, whose latents the net itself denoises.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "core/progress.h"
 #include "io/float_tensors.h"
 #include "model/flux/config.h"
 #include "model/flux/net.h"
@@ -31,19 +32,28 @@ inline constexpr const char* kImageInputsHelp =
     "timestep, ...), or of prompts as `image denoise` reads them (prompt_embeds, pooled_prompt_embeds, latents or "
     "none)";
 
-/// One run of the net. out: [image tokens, out_channels]; prompts go on from what it gets.
-using Predict = std::function<void(const model::flux::Inputs& inputs, std::span<float> out)>;
+/// A run of the net on several images. out: [images][image tokens, out_channels]; prompts go on from what it gets.
+using Predict = std::function<void(std::span<const model::flux::Inputs> images, std::span<float> out)>;
+/// The images one after the other; an Error of `predict` gets the image in front.
+Predict one_by_one(std::function<void(const model::flux::Inputs& image, std::span<float> out)> predict);
 
 class ImageInputs {
  public:
+  enum class Kind : uint8_t { any, step, prompts };
   /// Reads and checks all tensors. Throws Error naming file and tensor, and for flags that have no meaning here.
   ImageInputs(const std::string& path, const model::flux::Config& config, const LoopOptions& options,
-              const CLI::App& command);
+              const CLI::App& command, Kind kind = Kind::any);
 
   int64_t images() const { return images_; }
-  int64_t runs() const { return images_ * runs_per_image_; }
-  /// An Error of predict's gets file, image and step in front.
-  void run(const Predict& predict) const;
+  int64_t image_tokens() const { return image_tokens_; }  // of one image
+  int64_t text_tokens() const { return text_tokens_; }
+  int64_t runs() const { return images_ * runs_per_image_; }          // of one image each
+  const std::vector<float>& noise_levels() const { return levels_; }  // of prompts
+
+  /// Each step of all images. progress: gets the images of each. Returns of single steps the predictions [images, image
+  /// tokens, out_channels], of prompts the latents [images, channels, height, width]. An Error of predict's gets file
+  /// and step in front.
+  io::FloatTensor run(const Predict& predict, Progress* progress = nullptr) const;
 
  private:
   const io::FloatTensor* find(const char* name) const;
@@ -51,17 +61,17 @@ class ImageInputs {
   const io::FloatTensor& need(const char* name, const std::vector<int64_t>& dims) const;
   void check_step();
   void check_prompts(const LoopOptions& options, const CLI::App& command);
-  void run_step(int64_t image, const Predict& predict) const;
-  void run_prompt(int64_t image, const Predict& predict) const;
+  io::FloatTensor run_step(const Predict& predict, Progress* progress) const;
+  io::FloatTensor run_prompts(const Predict& predict, Progress* progress) const;
   void add_noise(const LoopOptions& options);
 
   std::string path_;
   model::flux::Config config_;
   io::FloatTensors tensors_;
   bool prompts_ = false;
-  int64_t images_ = 0, runs_per_image_ = 1;
-  std::vector<float> levels_;  // of prompts
-  double guidance_ = 0;        // of prompts
+  int64_t images_ = 0, image_tokens_ = 0, text_tokens_ = 0, runs_per_image_ = 1;
+  std::vector<float> levels_;
+  double guidance_ = 0;  // of prompts
 };
 
 }  // namespace lacuna::cli

@@ -46,7 +46,8 @@ struct Options : Common {
   int gpu = 0;
   std::vector<std::string> shapes, layouts = {"f8", "nm24_f8"}, accumulates = {"fast"}, write_backs = {"staged"};
   std::string kernel = "best";
-  bool plans = false;
+  bool plans = false, skewed = false;
+  int groups = 0;
   int runs = 15;
   uint64_t seed = 0;
 };
@@ -97,12 +98,27 @@ std::vector<uint8_t> largest_of_four(std::span<const float> w, int64_t N, int64_
   return keep;
 }
 
+/// Rows of tokens at which groups begin, and the last one's end: even shares, or such as 1, 1/2, 1/3, ...
+std::vector<int32_t> group_offsets(int64_t M, int groups, bool skewed) {
+  std::vector<double> until = {0};
+  for (int g = 0; g < groups; ++g) until.push_back(until.back() + (skewed ? 1.0 / (g + 1) : 1.0));
+  std::vector<int32_t> out;
+  for (const double share : until) out.push_back(int32_t(std::lround(double(M) * share / until.back())));
+  return out;
+}
+
 /// One problem in one layout: operands in several copies, larger together than the device's cache.
 class Case {
  public:
   Case(cuda::Device& device, ThreadPool& pool, const Options& options, Problem problem, const layout::Layout& layout)
-      : device_(device), stream_(device), problem_(problem), layout_(layout), runs_(options.runs) {
-    const auto [M, N, K] = problem;
+      : device_(device),
+        stream_(device),
+        problem_(problem),
+        layout_(layout),
+        runs_(options.runs),
+        groups_(options.groups) {
+    const auto [M, outputs, K] = problem;
+    const int64_t N = outputs * std::max(groups_, 1);  // rows of the weight
     const std::vector<float> w = normal_rows(N, K, options.seed + 1, pool);
     bytes_.resize(size_t(layout.size_bytes({N, K})));
     const bool sparse = cuda::operation_of(layout).sparse;
@@ -131,7 +147,12 @@ class Case {
       codes_.emplace_back(device, M * stride_, "quantized tokens");
       scales_.emplace_back(device, M * 4, "scales of tokens");
     }
-    y_ = cuda::Buffer(device, M * N * 2, "results");
+    y_ = cuda::Buffer(device, M * outputs * 2, "results");
+    if (groups_ > 0) {
+      offsets_ = group_offsets(M, groups_, options.skewed);
+      on_offsets_ = cuda::Buffer(device, int64_t(offsets_.size() * sizeof(int32_t)), "groups of tokens");
+      on_offsets_.upload(std::as_bytes(std::span(offsets_)));
+    }
     if (eight_bits_) {
       for (int64_t i = 0; i < copies; ++i) quantize(i);
       stream_.synchronize();
@@ -167,11 +188,12 @@ class Case {
   /// ||y - reference|| / ||reference|| of sampled outputs; the reference in double precision from the codes and scales
   /// that the kernel reads.
   double error(cuda::TensorCoreArgs args) {
-    const auto [M, N, K] = problem_;
+    const auto [M, outputs, K] = problem_;
+    const int64_t rows = outputs * std::max(groups_, 1);
     y_.fill(0xff);  // NaN
     product(args, 0);
     stream_.synchronize();
-    std::vector<bf16> y(size_t(M * N));
+    std::vector<bf16> y(size_t(M * outputs));
     y_.download(std::as_writable_bytes(std::span(y)));
     std::vector<std::byte> codes(size_t(M * stride_));
     codes_[0].download(codes);
@@ -182,14 +204,16 @@ class Case {
     double squares = 0, of_reference = 0;
     constexpr int kRows = 48, kTokens = 24;
     for (int i = 0; i < kRows; ++i) {
-      const int64_t n = i == 0 ? N - 1 : int64_t(rng.below(uint64_t(N)));
-      layout_.decode(layout_, {N, K}, {}, bytes_, n, 1, row.data());
-      for (int j = 0; j < kTokens; ++j) {
-        const int64_t m = j == 0 ? M - 1 : int64_t(rng.below(uint64_t(M)));
+      const int64_t n = i == 0 ? rows - 1 : int64_t(rng.below(uint64_t(rows)));
+      layout_.decode(layout_, {rows, K}, {}, bytes_, n, 1, row.data());
+      const int64_t first = groups_ > 0 ? offsets_[size_t(n / outputs)] : 0;
+      const int64_t end = groups_ > 0 ? offsets_[size_t(n / outputs) + 1] : M;
+      for (int j = 0; j < kTokens && first < end; ++j) {
+        const int64_t m = j == 0 ? end - 1 : first + int64_t(rng.below(uint64_t(end - first)));
         double sum = 0;
         for (int64_t k = 0; k < K; ++k) sum += double(row[size_t(k)]) * input(codes, m, k);
         if (eight_bits_) sum *= double(scale[size_t(m)]);
-        const double off = double(to_float(y[size_t(m * N + n)])) - sum;
+        const double off = double(to_float(y[size_t(m * outputs + n % outputs)])) - sum;
         squares += off * off, of_reference += sum * sum;
       }
     }
@@ -222,6 +246,7 @@ class Case {
     args.x_scale = eight_bits_ ? scales_[at].as<float>() : nullptr;
     args.M = problem_.M;
     args.y = y_.data(), args.y_stride = problem_.N;
+    args.groups = groups_, args.offsets = groups_ > 0 ? on_offsets_.as<int32_t>() : nullptr;
     launch_tensor_core(device_, stream_, args);
   }
   /// Of one launch, from graphs of several.
@@ -250,7 +275,9 @@ class Case {
   bool eight_bits_ = false;
   int64_t stride_ = 0;
   std::vector<std::byte> bytes_;
-  cuda::Buffer x_, y_, sums_;
+  int groups_;
+  std::vector<int32_t> offsets_;
+  cuda::Buffer x_, y_, sums_, on_offsets_;
   std::vector<cuda::TensorCoreMatrix> weights_;
   std::vector<cuda::Buffer> codes_, scales_;
 };
@@ -289,6 +316,8 @@ void report(const Options& options, const cuda::Device& device, Case& problem, P
                       {"M", shape.M},
                       {"N", shape.N},
                       {"K", shape.K},
+                      {"groups", options.groups},
+                      {"skewed", options.skewed},
                       {"accumulate", accumulate},
                       {"write_back", write_back},
                       {"kernel", problem.explain(args)},
@@ -318,6 +347,11 @@ int run(const Options& options) {
   std::vector<Problem> problems(std::begin(kPaper), std::end(kPaper));
   if (!options.shapes.empty()) problems.clear();
   for (const std::string& text : options.shapes) problems.push_back(parse(text));
+  for (const Problem& problem : problems)
+    if (options.groups > 0 && problem.N % cuda::kTileRowsOfWeights != 0)
+      throw Error("--groups: {} outputs of a group; they must be a multiple of {}", problem.N,
+                  cuda::kTileRowsOfWeights);
+  if (options.skewed && options.groups == 0) throw Error("--skewed needs --groups");
   std::vector<const layout::Layout*> layouts;
   for (const std::string& name : options.layouts) {
     layouts.push_back(&layout::get(layout_named("--layout", name)));
@@ -385,6 +419,13 @@ Action add_image_linear(CLI::App& group) {
       ->capture_default_str()
       ->type_name("NAME");
   command->add_flag("--plans", options->plans, "every shape of blocks that the wgmma kernel has, not the default one");
+  command
+      ->add_option("--groups", options->groups,
+                   "grouped: the tokens are shared out to so many groups (experts), each with outputs of its own")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_flag("--skewed", options->skewed, "group i has a share of 1/i of the tokens, not the same share");
   command->add_option("--runs", options->runs, "timed repetitions of a graph of 8 launches; the median is reported")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str()

@@ -1,8 +1,6 @@
 #include "cli/image_net.h"
 
-#include <fmt/format.h>
-
-#include "core/error.h"
+#include "cli/image_inputs.h"
 
 namespace lacuna::cli {
 
@@ -19,9 +17,7 @@ ImageNet::ImageNet(const io::ImageCheckpoint& checkpoint, const Common& common, 
 
 void ImageNet::predict(std::span<const model::flux::Inputs> images, std::span<float> out) {
   if (cuda_ != nullptr) return cuda_->predict(images, out);
-  const size_t size = out.size() / images.size();
-  for (size_t b = 0; b < images.size(); ++b)
-    naming_file(fmt::format("image {}", b), [&] { cpu_->predict(images[b], out.subspan(b * size, size)); });
+  one_by_one([&](const model::flux::Inputs& image, std::span<float> to) { cpu_->predict(image, to); })(images, out);
 }
 
 std::string ImageNet::device_name() const { return device_ == nullptr ? "cpu" : device_->info().name; }
