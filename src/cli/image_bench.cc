@@ -49,6 +49,7 @@ struct Options : Common {
   std::vector<int64_t> layers;  // double and single blocks; empty: as the shape says
   std::vector<std::string> sizes = {"512x512"};
   int64_t text_tokens = 512;
+  bool explain = false;
   int runs = 3;
   uint64_t seed = 0;
   GpuFlags gpu;
@@ -58,6 +59,7 @@ struct Row {
   std::string_view part;
   std::vector<double> ms;
   double flops = 0;
+  std::vector<std::string> kernels;  // of its products
 
   double median() const {
     std::vector<double> sorted = ms;
@@ -106,13 +108,16 @@ std::vector<Row> measure(ImageNet& net, const Config& config, const Size& size, 
   std::vector<float> out(size_t(size.batch * size.tokens() * config.out_channels));
   std::vector<Row> parts(kPartNames.size());
   for (size_t i = 0; i < parts.size(); ++i) parts[i].part = kPartNames[i];
-  Row step{"step", {}, 0};
+  Row step{"step", {}, 0, {}};
   net.predict(inputs.images, out);  // warms up
   for (int run = 0; run < options.runs; ++run) {
     if (net.cuda() != nullptr) {
       step.ms.push_back(net.cuda()->time_step());
       const model::flux::CudaPartTimes times = net.cuda()->time_parts();
-      for (size_t i = 0; i < parts.size(); ++i) parts[i].ms.push_back(times.ms[i]), parts[i].flops = times.flops[i];
+      for (size_t i = 0; i < parts.size(); ++i) {
+        parts[i].ms.push_back(times.ms[i]);
+        parts[i].flops = times.flops[i], parts[i].kernels = times.kernels[i];
+      }
       continue;
     }
     net.cpu()->reset_times();
@@ -142,31 +147,36 @@ void report(const std::vector<Row>& rows, const Size& size, const Options& optio
         printable(shape), config.n_double, config.n_single, policy, human_bytes(weight_bytes), size.batch,
         size.tokens(), options.text_tokens, device, "part", "median ms", "min .. max ms", "share", "TFLOP/s"));
   for (const Row& row : rows) {
-    if (options.json)
-      print_json({{"bench", "image"},
-                  {"shape", shape},
-                  {"policy", policy},
-                  {"layers", {config.n_double, config.n_single}},
-                  {"height", size.height},
-                  {"width", size.width},
-                  {"batch", size.batch},
-                  {"tokens", size.tokens()},
-                  {"text_tokens", options.text_tokens},
-                  {"device", options.device},
-                  {"on", device},
-                  {"threads", options.threads},
-                  {"part", row.part},
-                  {"median_ms", row.median()},
-                  {"min_ms", row.min()},
-                  {"max_ms", row.max()},
-                  {"runs", options.runs},
-                  {"share", row.median() / whole},
-                  {"tflops", row.tflops()},
-                  {"weight_bytes", weight_bytes}});
-    else
+    if (options.json) {
+      Json line = {{"bench", "image"},
+                   {"shape", shape},
+                   {"policy", policy},
+                   {"layers", {config.n_double, config.n_single}},
+                   {"height", size.height},
+                   {"width", size.width},
+                   {"batch", size.batch},
+                   {"tokens", size.tokens()},
+                   {"text_tokens", options.text_tokens},
+                   {"device", options.device},
+                   {"on", device},
+                   {"threads", options.threads},
+                   {"part", row.part},
+                   {"median_ms", row.median()},
+                   {"min_ms", row.min()},
+                   {"max_ms", row.max()},
+                   {"runs", options.runs},
+                   {"share", row.median() / whole},
+                   {"tflops", row.tflops()},
+                   {"weight_bytes", weight_bytes}};
+      if (options.explain) line["kernels"] = row.kernels;
+      print_json(line);
+    } else {
       print(fmt::format("{:<12} {:>12.3f} {:>24} {:>6.1f}% {:>9.3f}\n", row.part, row.median(),
                         fmt::format("{:.3f} .. {:.3f}", row.min(), row.max()), 100 * row.median() / whole,
                         row.tflops()));
+      if (options.explain)
+        for (const std::string& kernel : row.kernels) print(fmt::format("  {}\n", kernel));
+    }
   }
 }
 
@@ -252,6 +262,8 @@ Action add_image_bench(CLI::App& group) {
       ->check(integer_in(1, 65536))
       ->capture_default_str()
       ->type_name("N");
+  command->add_flag("--explain", options->explain,
+                    "also the kernels of each part's products (outputs x inputs: kernel), on a CUDA device");
   command->add_option("--runs", options->runs, "timed repetitions; the median is reported")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str()
@@ -261,6 +273,7 @@ Action add_image_bench(CLI::App& group) {
   add_common(*command, *options);
   return [options, command] {
     check_gpu(*command, *options);
+    if (options->device != "cuda") refuse_given(*command, {"--explain"}, "--device cuda");
     if (options->model.empty() && options->synthetic.empty())
       throw Error("nothing to measure: name a MODEL or give --synthetic SHAPE");
     return bench(*options);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "io/float_tensors.h"
+#include "kernels/cuda_support.h"
 #include "process.h"
 #include "test_support.h"
 
@@ -176,6 +177,49 @@ TEST(ImageDenoise, SaysWhatIsWrong) {
   std::ofstream(schedule) << R"({"_class_name": "DDIMScheduler"})";
   EXPECT_THAT(run({"--schedule", schedule}).err, testing::HasSubstr("DDIMScheduler"));
   EXPECT_FALSE(std::filesystem::exists(out));
+}
+
+// On a card, of weights in four layouts: the CPU's results within what bf16 activations cost, as cuda_flux_test.cc
+// says.
+TEST(ImageCuda, StepDenoiseAndBench) {
+  std::string reason;
+  if (cuda_device(&reason) == nullptr) GTEST_SKIP() << "SKIPPED: " << reason;
+  const TempDir dir;
+  const auto result = [&](const char* command, const std::string& model, const std::string& inputs, const char* name,
+                          std::vector<std::string> more) {
+    const std::string out = dir.file("out.safetensors");
+    more.insert(more.begin(), {"image", command, model, "--inputs", inputs, "-o", out});
+    const Finished run = run_lacuna(more);
+    EXPECT_EQ(run.code, 0) << run.err;
+    return io::read_float_tensors(out).at(name);
+  };
+  for (const char* policy : {"bf16", "nm24_bf16", "f8", "quaspa"}) {
+    const std::string model = dir.file(std::string(policy) + ".gguf");
+    ASSERT_EQ(run_lacuna({"image", "compress", tiny("dev"), "--policy", policy, "-o", model}).code, 0);
+    const std::string step = inputs_file(dir, "dev"), prompts = inputs_file(dir, "denoise");
+    EXPECT_LT(relative(result("step", model, step, "sample", {"--device", "cuda"}),
+                       result("step", model, step, "sample", {})),
+              0.15)
+        << policy;
+    EXPECT_LT(relative(result("denoise", model, prompts, "latents", {"--device", "cuda", "--steps", "3"}),
+                       result("denoise", model, prompts, "latents", {"--steps", "3"})),
+              0.15)
+        << policy;
+  }
+  const Finished bench = run_lacuna({"image", "bench", "--synthetic", "tiny", "--policy", "quaspa", "--size",
+                                     "64x32,64x64x3", "--runs", "2", "--device", "cuda", "--explain", "--json"});
+  ASSERT_EQ(bench.code, 0) << bench.err;
+  std::set<std::string> parts;
+  for (const Json& row : lines_of(bench.out)) {
+    parts.insert(row.at("part"));
+    if (row.at("part") == "single_in")
+      EXPECT_THAT(std::string(row.at("kernels").at(0)), testing::HasSubstr("1792 x 256: wgmma of 2:4 e4m3"));
+  }
+  EXPECT_EQ(parts.size(), 17);  // all but router and experts, and the step
+  const Finished small =
+      run_lacuna({"image", "bench", "--synthetic", "tiny", "--device", "cuda", "--gpu-memory", "0.001", "--runs", "1"});
+  EXPECT_EQ(small.code, 1);
+  EXPECT_THAT(small.err, testing::HasSubstr("MiB of weights"));
 }
 
 TEST(ImageBench, TimesEveryPart) {

@@ -63,7 +63,8 @@ inline Finished run_lacuna(const std::vector<std::string>& arguments, const RunO
     }
     for (const int fd : options.closed) ::close(fd);
     for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
-    std::vector<char*> argv{const_cast<char*>(kProgram)};
+    const char* const program = std::getenv("LACUNA_PROGRAM") != nullptr ? std::getenv("LACUNA_PROGRAM") : kProgram;
+    std::vector<char*> argv{const_cast<char*>(program)};
     for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
     argv.push_back(nullptr);
     ::signal(SIGINT, SIG_DFL);  // a shell in the background may have left it ignored

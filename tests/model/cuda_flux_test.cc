@@ -310,6 +310,8 @@ TEST_F(CudaFlux, TimesOfAStep) {
             2.0 * double(net.config().n_double) * 6 * double(W) * double(net.config().mlp_width));
   EXPECT_GT(times.ms[size_t(Part::attention)], 0);
   EXPECT_EQ(times.ms[size_t(Part::expert_up)], 0);
+  EXPECT_THAT(times.kernels[size_t(Part::double_up)], testing::ElementsAre(testing::HasSubstr("bf16")));
+  EXPECT_TRUE(times.kernels[size_t(Part::attention)].empty());
   net.predict(random.images, after);
   EXPECT_EQ(after, before);
 }

@@ -1,5 +1,7 @@
 #include "model/flux/cuda_linear.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -126,30 +128,42 @@ bool CudaLinear::reads_values() const {
   return std::ranges::any_of(products_, [](const Product& p) { return !p.weights.operation.eight_bits; });
 }
 
+cuda::TensorCoreArgs CudaLinear::arguments(const Product& product, const CudaInput& x, const CudaOutput& y,
+                                           const int32_t* offsets) const {
+  cuda::TensorCoreArgs args;
+  args.w = product.weights;
+  const bool codes = product.weights.operation.eight_bits;
+  args.x = codes ? x.codes : reinterpret_cast<const std::byte*>(x.values);
+  args.x_stride = codes ? x.code_stride : x.value_stride * int64_t(sizeof(bf16));
+  args.x_scale = codes ? x.scale : nullptr;
+  args.M = x.M;
+  args.bias = product.has_bias ? product.bias.as<float>() : nullptr;
+  if (y.gelu_from >= 0 && y.gelu_from < product.column + product.weights.N) {
+    args.activation = cuda::TensorCoreActivation::gelu_tanh;
+    args.activation_from = std::max(y.gelu_from - product.column, int64_t{0});
+  }
+  args.gate = y.gate;
+  args.add = y.add;
+  args.type = y.type;
+  args.y = static_cast<std::byte*>(y.y) + product.column * cuda::bytes_of(y.type);
+  args.y_stride = y.stride;
+  args.groups = groups_;
+  args.offsets = offsets;
+  return args;
+}
+
 void CudaLinear::run(const cuda::Device& device, cuda::Stream& stream, const CudaInput& x, const CudaOutput& y,
                      const int32_t* offsets) const {
-  for (const Product& product : products_) {
-    cuda::TensorCoreArgs args;
-    args.w = product.weights;
-    const bool codes = product.weights.operation.eight_bits;
-    args.x = codes ? x.codes : reinterpret_cast<const std::byte*>(x.values);
-    args.x_stride = codes ? x.code_stride : x.value_stride * int64_t(sizeof(bf16));
-    args.x_scale = codes ? x.scale : nullptr;
-    args.M = x.M;
-    args.bias = product.has_bias ? product.bias.as<float>() : nullptr;
-    if (y.gelu_from >= 0 && y.gelu_from < product.column + product.weights.N) {
-      args.activation = cuda::TensorCoreActivation::gelu_tanh;
-      args.activation_from = std::max(y.gelu_from - product.column, int64_t{0});
-    }
-    args.gate = y.gate;
-    args.add = y.add;
-    args.type = y.type;
-    args.y = static_cast<std::byte*>(y.y) + product.column * cuda::bytes_of(y.type);
-    args.y_stride = y.stride;
-    args.groups = groups_;
-    args.offsets = offsets;
-    cuda::launch_tensor_core(device, stream, args);
-  }
+  for (const Product& product : products_) cuda::launch_tensor_core(device, stream, arguments(product, x, y, offsets));
+}
+
+std::vector<std::string> CudaLinear::explain(const cuda::DeviceInfo& device, const CudaInput& x, const CudaOutput& y,
+                                             const int32_t* offsets) const {
+  std::vector<std::string> out;
+  for (const Product& product : products_)
+    out.push_back(fmt::format("{} x {}: {}", product.weights.N / std::max(groups_, 1), K_,
+                              cuda::explain_tensor_core(device, arguments(product, x, y, offsets))));
+  return out;
 }
 
 }  // namespace lacuna::model::flux

@@ -1,6 +1,7 @@
 // src/model/flux/cuda_linear.h - the linear layers of the net on a CUDA device: weights as tensor cores read them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -76,11 +77,14 @@ class CudaLinear {
 
   void run(const cuda::Device& device, cuda::Stream& stream, const CudaInput& x, const CudaOutput& y,
            const int32_t* offsets = nullptr) const;
+  /// The kernels that run() takes, in words.
+  std::vector<std::string> explain(const cuda::DeviceInfo& device, const CudaInput& x, const CudaOutput& y,
+                                   const int32_t* offsets = nullptr) const;
   /// Whether a reader wants codes, or values.
   bool reads_codes() const;
   bool reads_values() const;
   int64_t K() const { return K_; }
-  double weights() const { return weights_; }  // of all parts, for counting operations
+  double flops(int64_t M) const { return 2.0 * double(M) * weights_ / std::max(groups_, 1); }
 
  private:
   struct Product {
@@ -89,6 +93,8 @@ class CudaLinear {
     int64_t column = 0;
     bool has_bias = false;
   };
+  cuda::TensorCoreArgs arguments(const Product& product, const CudaInput& x, const CudaOutput& y,
+                                 const int32_t* offsets) const;
   void add(CudaUploader& uploader, std::span<const kernels::WeightView> parts, int64_t column, bool whole_last);
 
   std::vector<Product> products_;

@@ -145,7 +145,8 @@ struct CudaNet::Impl {
 
   // ---- launches ----
   void mark(Part part, double flops = 0);
-  static double flops(const CudaLinear& linear, int64_t M) { return 2.0 * double(M) * linear.weights(); }
+  void multiply(Part part, const CudaLinear& linear, const CudaInput& x, const CudaOutput& y,
+                const int32_t* offsets_of_groups = nullptr);
   /// Values as `reader` wants them; codes go to the place that all inputs but norms share.
   CudaInput input(const CudaLinear& reader, const bf16* values, int64_t stride, int64_t M, int64_t first);
   CudaInput norm(int64_t first, int64_t M, const float* shift_scale, bool values, bool quantized);
@@ -312,6 +313,17 @@ void CudaNet::Impl::mark(Part part, double flops_of_part) {
   marks->parts.push_back(part);
 }
 
+void CudaNet::Impl::multiply(Part part, const CudaLinear& linear, const CudaInput& x, const CudaOutput& y,
+                             const int32_t* offsets_of_groups) {
+  mark(part, linear.flops(x.M));
+  if (marks != nullptr)
+    for (std::string& kernel : linear.explain(device.info(), x, y, offsets_of_groups)) {
+      std::vector<std::string>& all = marks->times.kernels[size_t(part)];
+      if (std::ranges::find(all, kernel) == all.end()) all.push_back(std::move(kernel));
+    }
+  linear.run(device, stream, x, y, offsets_of_groups);
+}
+
 CudaInput CudaNet::Impl::input(const CudaLinear& reader, const bf16* values, int64_t stride, int64_t M, int64_t first) {
   CudaInput out{.values = values, .value_stride = stride, .M = M};
   if (!reader.reads_codes()) return out;
@@ -393,13 +405,9 @@ void CudaNet::Impl::attend(const bf16* q, const bf16* k, const bf16* v, bf16* ou
 void CudaNet::Impl::add_product(Part part, const CudaLinear& linear, const CudaInput& x, const float* gate,
                                 int64_t first) {
   bf16* const to = hidden + first * width_stride();
-  mark(part, flops(linear, x.M));
-  if (rows.images == 1) {
-    linear.run(device, stream, x, {.y = to, .stride = width_stride(), .gate = gate, .add = to});
-    return;
-  }
+  if (rows.images == 1) return multiply(part, linear, x, {.y = to, .stride = width_stride(), .gate = gate, .add = to});
   bf16* const plain = result + first * width_stride();
-  linear.run(device, stream, x, {.y = plain, .stride = width_stride()});
+  multiply(part, linear, x, {.y = plain, .stride = width_stride()});
   mark(Part::elementwise);
   cuda::launch_gated_add(device, stream,
                          {.rows = rows,
@@ -417,8 +425,7 @@ void CudaNet::Impl::add_product(Part part, const CudaLinear& linear, const CudaI
 void CudaNet::Impl::run_experts(const CudaExperts& experts, const CudaInput& x, int64_t first, const float* gate) {
   const MoeConfig& moe = config.moe;
   const int64_t count = x.M * moe.top_k, logit_stride = padded_outputs(moe.n_experts);
-  mark(Part::router, flops(experts.gate, x.M));
-  experts.gate.run(device, stream, x, {.y = logits, .stride = logit_stride, .type = cuda::Element::f32});
+  multiply(Part::router, experts.gate, x, {.y = logits, .stride = logit_stride, .type = cuda::Element::f32});
   cuda::RouteArgs route{.logits = logits, .logit_stride = logit_stride, .M = x.M};
   route.experts = int(moe.n_experts), route.top_k = int(moe.top_k), route.normalize = moe.normalize;
   route.expert = chosen, route.counts = counts, route.offsets = offsets;
@@ -435,9 +442,8 @@ void CudaNet::Impl::run_experts(const CudaExperts& experts, const CudaInput& x, 
     cuda::launch_gather_rows(device, stream,
                              {reinterpret_cast<const std::byte*>(x.values), value_bytes, nullptr, token, count,
                               value_bytes, reinterpret_cast<std::byte*>(expert_values), value_bytes, nullptr});
-  const double of_experts = 2.0 * double(count) * double(width()) * double(moe.width);
-  mark(Part::expert_up, of_experts);
-  experts.up.run(device, stream, gathered, {.y = expert_inner, .stride = expert_stride(), .gelu_from = 0}, offsets);
+  multiply(Part::expert_up, experts.up, gathered, {.y = expert_inner, .stride = expert_stride(), .gelu_from = 0},
+           offsets);
   CudaInput activated{.values = expert_inner, .value_stride = expert_stride(), .M = count};
   if (experts.down.reads_codes()) {
     mark(Part::quantize);
@@ -452,9 +458,8 @@ void CudaNet::Impl::run_experts(const CudaExperts& experts, const CudaInput& x, 
                                   .code_stride = activated.code_stride,
                                   .scale = expert_scale});
   }
-  mark(Part::expert_down, of_experts);
   const int64_t result_stride = padded_outputs(width());
-  experts.down.run(device, stream, activated, {.y = expert_result, .stride = result_stride}, offsets);
+  multiply(Part::expert_down, experts.down, activated, {.y = expert_result, .stride = result_stride}, offsets);
   mark(Part::elementwise);
   cuda::CombineExpertsArgs combine{.rows = rows, .first = first, .M = x.M, .width = width()};
   combine.top_k = int(moe.top_k), combine.row = row, combine.weight = share;
@@ -465,36 +470,30 @@ void CudaNet::Impl::run_experts(const CudaExperts& experts, const CudaInput& x, 
 }
 
 void CudaNet::Impl::embed_one(const CudaEmbedder& embedder, const bf16* x, int64_t K, float* out) {
-  const int64_t B = rows.images;
-  const auto multiply = [&](const CudaLinear& linear, const bf16* from, int64_t stride, float* to) {
-    const CudaInput in = input(linear, from, stride, B, 0);
-    mark(Part::embed, flops(linear, B));
-    linear.run(device, stream, in, {.y = to, .stride = width_stride(), .type = cuda::Element::f32});
+  const auto layer = [&](const CudaLinear& linear, const bf16* from, int64_t stride, float* to) {
+    const CudaInput in = input(linear, from, stride, rows.images, 0);
+    multiply(Part::embed, linear, in, {.y = to, .stride = width_stride(), .type = cuda::Element::f32});
   };
-  multiply(embedder.first, x, round_up(K, kRowValues), embedded[3]);
-  cuda::launch_silu_sum(device, stream, embedded[3], nullptr, nullptr, B * width_stride(), embed_inner);
-  multiply(embedder.second, embed_inner, width_stride(), out);
+  layer(embedder.first, x, round_up(K, kRowValues), embedded[3]);
+  cuda::launch_silu_sum(device, stream, embedded[3], nullptr, nullptr, rows.images * width_stride(), embed_inner);
+  layer(embedder.second, embed_inner, width_stride(), out);
 }
 
 void CudaNet::Impl::embed() {
-  const int64_t B = rows.images;
-  const auto multiply = [&](const CudaLinear& linear, const bf16* from, int64_t M, int64_t first) {
+  const auto layer = [&](const CudaLinear& linear, const bf16* from, int64_t M, int64_t first) {
     const CudaInput in = input(linear, from, round_up(linear.K(), kRowValues), M, first);
-    mark(Part::embed, flops(linear, M));
-    linear.run(device, stream, in, {.y = hidden + first * width_stride(), .stride = width_stride()});
+    multiply(Part::embed, linear, in, {.y = hidden + first * width_stride(), .stride = width_stride()});
   };
-  mark(Part::embed);
-  multiply(text, text_in, text_rows(), 0);
-  multiply(latents, latents_in, image_rows(), text_rows());
+  layer(text, text_in, text_rows(), 0);
+  layer(latents, latents_in, image_rows(), text_rows());
   embed_one(timestep, time_in, kTimeFrequencies, embedded[0]);
   if (config.guidance) embed_one(guidance, guidance_in, kTimeFrequencies, embedded[2]);
   embed_one(pooled, pooled_in, config.pooled_dim, embedded[1]);
   cuda::launch_silu_sum(device, stream, embedded[0], embedded[1], config.guidance ? embedded[2] : nullptr,
-                        B * width_stride(), condition);
+                        rows.images * width_stride(), condition);
   // All blocks' shifts, scales and gates depend on the conditions alone.
-  const CudaInput x = input(modulate, condition, width_stride(), B, 0);
-  mark(Part::modulation, flops(modulate, B));
-  modulate.run(device, stream, x, {.y = modulation, .stride = modulation_stride(), .type = cuda::Element::f32});
+  multiply(Part::modulation, modulate, input(modulate, condition, width_stride(), rows.images, 0),
+           {.y = modulation, .stride = modulation_stride(), .type = cuda::Element::f32});
 }
 
 void CudaNet::Impl::run_double(size_t index) {
@@ -510,9 +509,8 @@ void CudaNet::Impl::run_double(size_t index) {
                        {block.image, text_rows(), image_rows(), modulation_of_double(index, true), false}};
   for (const Rows& r : both) {
     const CudaInput x = norm(r.first, r.count, r.modulation, r.stream.qkv.reads_values(), r.stream.qkv.reads_codes());
-    mark(r.is_text ? Part::text_qkv : Part::double_qkv, flops(r.stream.qkv, r.count));
     bf16* const to = qkv + r.first * qkv_stride();
-    r.stream.qkv.run(device, stream, x, {.y = to, .stride = qkv_stride()});
+    multiply(r.is_text ? Part::text_qkv : Part::double_qkv, r.stream.qkv, x, {.y = to, .stride = qkv_stride()});
     turn_heads(r.stream.norms, to, to + part, to + 2 * part, r.first, r.count);
   }
   attend(qkv, qkv + part, qkv + 2 * part, inner, inner_stride());
@@ -528,8 +526,7 @@ void CudaNet::Impl::run_double(size_t index) {
       continue;
     }
     x = norm(r.first, r.count, r.modulation + 3 * W, s.up.reads_values(), s.up.reads_codes());
-    mark(r.is_text ? Part::text_up : Part::double_up, flops(s.up, r.count));
-    s.up.run(device, stream, x, {.y = at, .stride = inner_stride(), .gelu_from = 0});
+    multiply(r.is_text ? Part::text_up : Part::double_up, s.up, x, {.y = at, .stride = inner_stride(), .gelu_from = 0});
     x = input(s.down, at, inner_stride(), r.count, r.first);
     add_product(r.is_text ? Part::text_down : Part::double_down, s.down, x, r.modulation + 5 * W, r.first);
   }
@@ -544,13 +541,9 @@ void CudaNet::Impl::run_single(size_t index) {
     if (reader != nullptr) values |= reader->reads_values(), quantized |= reader->reads_codes();
   const CudaInput x = norm(0, M, shift_scale_gate, values, quantized);
   bf16 *const k = qkv, *const v = qkv + part, *const q = qkv + 2 * part;
-  mark(Part::single_in, flops(s.in, M));
-  s.in.run(device, stream, x, {.y = qkv, .stride = qkv_stride(), .gelu_from = joins_mlp() ? 3 * part : -1});
-  if (mlp() > 0 && !joins_mlp()) {
-    mark(Part::single_in, flops(s.up, M));
-    // At column `width`, which is no multiple of 16 bytes: rows of y need not be.
-    s.up.run(device, stream, x, {.y = inner + W, .stride = inner_stride(), .gelu_from = 0});
-  }
+  multiply(Part::single_in, s.in, x, {.y = qkv, .stride = qkv_stride(), .gelu_from = joins_mlp() ? 3 * part : -1});
+  if (mlp() > 0 && !joins_mlp())  // at column `width`, which is no multiple of 16 bytes: rows of y need not be
+    multiply(Part::single_in, s.up, x, {.y = inner + W, .stride = inner_stride(), .gelu_from = 0});
   turn_heads(s.norms, q, k, v, 0, M);
   bf16* const joined = joins_mlp() ? q : inner;
   const int64_t stride = joins_mlp() ? qkv_stride() : inner_stride();
@@ -561,7 +554,7 @@ void CudaNet::Impl::run_single(size_t index) {
 
 void CudaNet::Impl::finish() {
   const int64_t part = padded_outputs(width()), first = text_rows(), M = image_rows();
-  mark(Part::last, flops(last, M));
+  mark(Part::last);
   cuda::launch_modulated_norm(device, stream,
                               {.rows = rows,
                                .first = first,
@@ -575,8 +568,7 @@ void CudaNet::Impl::finish() {
                                .y = normed + first * width_stride(),
                                .y_stride = width_stride()});
   const CudaInput x = input(last, normed + first * width_stride(), width_stride(), M, first);
-  mark(Part::last);
-  last.run(device, stream, x, {.y = result_out, .stride = config.out_channels, .type = cuda::Element::f32});
+  multiply(Part::last, last, x, {.y = result_out, .stride = config.out_channels, .type = cuda::Element::f32});
 }
 
 void CudaNet::Impl::launch(const std::function<void(const std::string& name)>& after) {

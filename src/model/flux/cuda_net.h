@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "core/thread_pool.h"
 #include "io/image_checkpoint.h"
@@ -16,9 +18,10 @@
 
 namespace lacuna::model::flux {
 
-/// Milliseconds and floating-point operations of a step by part.
+/// Milliseconds and floating-point operations of a step by part, and the kernels of its products in words, each once.
 struct CudaPartTimes {
   std::array<double, kPartNames.size()> ms = {}, flops = {};
+  std::array<std::vector<std::string>, kPartNames.size()> kernels = {};
 };
 
 struct CudaNetOptions {
