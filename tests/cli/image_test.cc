@@ -212,8 +212,9 @@ TEST(ImageCuda, StepDenoiseAndBench) {
   std::set<std::string> parts;
   for (const Json& row : lines_of(bench.out)) {
     parts.insert(row.at("part"));
-    if (row.at("part") == "single_in")
+    if (row.at("part") == "single_in") {
       EXPECT_THAT(std::string(row.at("kernels").at(0)), testing::HasSubstr("1792 x 256: wgmma of 2:4 e4m3"));
+    }
   }
   EXPECT_EQ(parts.size(), 17);  // all but router and experts, and the step
   const Finished small =
