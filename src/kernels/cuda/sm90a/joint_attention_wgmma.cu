@@ -4,8 +4,7 @@
 // A warpgroup's scores of the next keys are computed beside the values of the present ones, and its exponentials while
 // the tensor cores work on the other one's products. Blocks take tiles of queries one after the other, so that the next
 // tile's keys come while the last one is written. Blocks of a cluster have different queries of the same head: each
-// brings one half of the columns of keys and values to all of them, since at full speed every block alone would ask L2
-// for 40 GB/s a multiprocessor.
+// brings one half of the columns of keys and values to both.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -22,22 +21,16 @@
 namespace lacuna::cuda {
 namespace {
 
-constexpr int kGroups = 2, kThreads = (kGroups + 1) * 128, kMostShared = 232448;
+constexpr int kGroups = 2, kThreads = (kGroups + 1) * 128, kCluster = 2;
 constexpr int kDim = 128, kHalf = 64;  // columns of a head; of a box: rows of 128 bytes
 constexpr int kGroupQueries = 64, kQueries = kGroups * kGroupQueries;
 constexpr int kQueryHalfBytes = kGroupQueries * kHalf * 2, kQueryBytes = 2 * kQueryHalfBytes;  // of a warpgroup
+constexpr int kKeys = 176, kHalfBytes = kKeys * kHalf * 2, kTileBytes = 2 * kHalfBytes;
+constexpr int kStages = 2, kBarrierBytes = 512;
+constexpr int kShared = kGroups * kQueryBytes + 2 * kStages * kTileBytes + kBarrierBytes;
+static_assert(kShared <= 232448);  // what a block may have
+constexpr int kLoadRegisters = 40, kMultiplyRegisters = 232;
 constexpr int kTurnBarrier = 1;  // named barriers, one a warpgroup: its turn to use the tensor cores
-
-template <int kKeys_, int kCluster_, bool kTurns_ = true, bool kHold_ = true>
-struct Shape {
-  static constexpr bool kTurns = kTurns_, kHold = kHold_;
-  static constexpr int kKeys = kKeys_, kCluster = kCluster_;
-  static constexpr int kHalfBytes = kKeys * kHalf * 2, kTileBytes = 2 * kHalfBytes;
-  static constexpr int kStages = std::min(4, (kMostShared - 512 - kGroups * kQueryBytes) / (2 * kTileBytes));
-  static constexpr int kShared = kGroups * kQueryBytes + 2 * kStages * kTileBytes + 512;
-  static constexpr int kLoadRegisters = kKeys > 176 ? 24 : 40, kMultiplyRegisters = kKeys > 176 ? 240 : 232;
-  static_assert(kStages >= 2);
-};
 
 /// Queries, keys and values of the text tokens, then of the image tokens: [images][n_heads][tokens][head_dim].
 struct Maps {
@@ -54,11 +47,10 @@ struct Params {
 };
 
 /// Barriers of a ring of stages.
-template <int kStages>
+template <int kCount>
 struct Ring {
-  uint64_t full[kStages], empty[kStages];
+  uint64_t full[kCount], empty[kCount];
 };
-template <int kStages>
 struct Place {
   int stage = 0;
   uint32_t parity = 0;
@@ -72,21 +64,20 @@ struct Tile {
   int segment, first, head, image;
 };
 /// The tiles of a block. Those of a head run side by side, so that its keys and values come from L2.
-template <class S>
 class Tiles {
  public:
   __device__ explicit Tiles(const Params& p) : p_(p) {
     text_ = (p.tokens[0] + kQueries - 1) / kQueries;
-    a_head_ = (text_ + (p.tokens[1] + kQueries - 1) / kQueries + S::kCluster - 1) / S::kCluster;
-    at_ = int(blockIdx.x) / S::kCluster, end_ = a_head_ * p.n_heads * p.images;
+    a_head_ = (text_ + (p.tokens[1] + kQueries - 1) / kQueries + kCluster - 1) / kCluster;
+    at_ = int(blockIdx.x) / kCluster, end_ = a_head_ * p.n_heads * p.images;
   }
   __device__ __forceinline__ bool next(Tile& tile) {
     if (at_ >= end_) return false;
-    const int t = at_ % a_head_ * S::kCluster + int(blockIdx.x) % S::kCluster, head = at_ / a_head_;
+    const int t = at_ % a_head_ * kCluster + int(blockIdx.x) % kCluster, head = at_ / a_head_;
     tile.segment = t >= text_ && p_.tokens[1] > 0;
     tile.first = (tile.segment > 0 ? t - text_ : t) * kQueries;
     tile.head = head % p_.n_heads, tile.image = head / p_.n_heads;
-    at_ += int(gridDim.x) / S::kCluster;
+    at_ += int(gridDim.x) / kCluster;
     return true;
   }
 
@@ -96,16 +87,15 @@ class Tiles {
 };
 
 /// Blocks of keys; none has keys of both segments.
-template <class S>
 class KeyBlocks {
  public:
   __device__ explicit KeyBlocks(const Params& p) : p_(p) {
-    text_ = (p.tokens[0] + S::kKeys - 1) / S::kKeys;
-    count_ = text_ + (p.tokens[1] + S::kKeys - 1) / S::kKeys;
+    text_ = (p.tokens[0] + kKeys - 1) / kKeys;
+    count_ = text_ + (p.tokens[1] + kKeys - 1) / kKeys;
   }
   __device__ __forceinline__ int count() const { return count_; }
   __device__ __forceinline__ int segment(int block) const { return block >= text_; }
-  __device__ __forceinline__ int first(int block) const { return (block >= text_ ? block - text_ : block) * S::kKeys; }
+  __device__ __forceinline__ int first(int block) const { return (block >= text_ ? block - text_ : block) * kKeys; }
   /// Keys from the block's first to the segment's end: kKeys or more where all are there.
   __device__ __forceinline__ int valid(int block) const { return p_.tokens[segment(block)] - first(block); }
 
@@ -116,34 +106,26 @@ class KeyBlocks {
 
 // ---- copies ----
 
-template <class S>
 __device__ __forceinline__ void load_tile(std::byte* to, const CUtensorMap* map, const Tile& tile, int first,
                                           uint64_t* full) {
-  arrive_expecting(full, S::kTileBytes);
-  if constexpr (S::kCluster > 1) {
-    static_assert(S::kCluster == 2);
-    const int half = int(blockIdx.x) % 2;
-    copy_box(to + half * S::kHalfBytes, map, half * kHalf, first, tile.head, tile.image, full, 3);
-  } else {
-    copy_box(to, map, 0, first, tile.head, tile.image, full, 0);
-    copy_box(to + S::kHalfBytes, map, kHalf, first, tile.head, tile.image, full, 0);
-  }
+  arrive_expecting(full, kTileBytes);
+  const int half = int(blockIdx.x) % kCluster;
+  copy_box(to + half * kHalfBytes, map, half * kHalf, first, tile.head, tile.image, full, 3);
 }
 
-/// Brings the blocks of keys, or of values, of all tiles; before_first(tile): once the first block is on its way.
-template <class S, class First>
+/// Brings the blocks of keys, or of values, of all tiles; after_first(tile): once its first block is on its way.
+template <class First>
 __device__ __forceinline__ void load_blocks(const Params& p, const CUtensorMap (&maps)[2], std::byte* stages,
-                                            Ring<S::kStages>& ring, First&& after_first) {
-  Tiles<S> tiles(p);
-  const KeyBlocks<S> blocks(p);
-  Place<S::kStages> at;
+                                            Ring<kStages>& ring, First&& after_first) {
+  Tiles tiles(p);
+  const KeyBlocks blocks(p);
+  Place at;
   Tile tile;
   while (tiles.next(tile)) {
 #pragma unroll 1
     for (int b = 0; b < blocks.count(); ++b) {
       wait_barrier(ring.empty + at.stage, at.parity ^ 1);
-      load_tile<S>(stages + at.stage * S::kTileBytes, &maps[blocks.segment(b)], tile, blocks.first(b),
-                   ring.full + at.stage);
+      load_tile(stages + at.stage * kTileBytes, &maps[blocks.segment(b)], tile, blocks.first(b), ring.full + at.stage);
       at.advance();
       if (b == 0) after_first(tile);
     }
@@ -212,8 +194,7 @@ struct Running {
     for (int h = 0; h < 2; ++h) {
       float most[2] = {top[h], top[h]};
 #pragma unroll
-      for (int i = 2 * h; i < kSums; i += 4)
-        most[i / 4 % 2] = fmaxf(most[i / 4 % 2], fmaxf(scores[i], scores[i + 1]));
+      for (int i = 2 * h; i < kSums; i += 4) most[i / 4 % 2] = fmaxf(most[i / 4 % 2], fmaxf(scores[i], scores[i + 1]));
       const float highest = quad_max(fmaxf(most[0], most[1]));
       shift[h] = highest == -INFINITY ? 0.0f : highest * factor;
       keep[h] = power_of_two(fmaf(top[h], factor, -shift[h]));
@@ -231,24 +212,21 @@ struct Running {
 };
 
 /// scores = Q K^T of a block of keys.
-template <class S>
-__device__ __forceinline__ void multiply_keys(float (&scores)[S::kKeys / 2], const std::byte* queries,
+__device__ __forceinline__ void multiply_keys(float (&scores)[kKeys / 2], const std::byte* queries,
                                               const std::byte* keys) {
   const uint64_t a = describe_matrix(queries), b = describe_matrix(keys);
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step)
-    Step<false, false, S::kKeys>::template run<0>(scores, a + step / 4 * (kQueryHalfBytes / 16) + step % 4 * 2,
-                                                  b + step / 4 * (S::kHalfBytes / 16) + step % 4 * 2, 0, step > 0);
+    Step<false, false, kKeys>::template run<0>(scores, a + step / 4 * (kQueryHalfBytes / 16) + step % 4 * 2,
+                                               b + step / 4 * (kHalfBytes / 16) + step % 4 * 2, 0, step > 0);
 }
 
 /// sums (+)= weights times a block of values.
-template <class S>
-__device__ __forceinline__ void multiply_values(float (&sums)[kDim / 2], const uint32_t (&weights)[S::kKeys / 16][4],
+__device__ __forceinline__ void multiply_values(float (&sums)[kDim / 2], const uint32_t (&weights)[kKeys / 16][4],
                                                 const std::byte* values, int add) {
-  const uint64_t b = describe_turned_matrix(values, S::kHalfBytes);
+  const uint64_t b = describe_turned_matrix(values, kHalfBytes);
 #pragma unroll
-  for (int step = 0; step < S::kKeys / 16; ++step)
-    multiply_held(sums, weights[step], b + step * 128, step > 0 ? 1 : add);
+  for (int step = 0; step < kKeys / 16; ++step) multiply_held(sums, weights[step], b + step * 128, step > 0 ? 1 : add);
 }
 
 template <int kSums>
@@ -298,39 +276,35 @@ __device__ __forceinline__ void store_rows(const Params& p, const Tile& tile, in
   }
 }
 
-template <class S>
 __global__ void __launch_bounds__(kThreads, 1) attend_wgmma(const __grid_constant__ Params p) {
-  using Stages = Ring<S::kStages>;
+  using Stages = Ring<kStages>;
   using Queries = Ring<kGroups>;
   extern __shared__ __align__(1024) std::byte shared[];
   std::byte* const keys = shared + kGroups * kQueryBytes;
-  std::byte* const values = keys + S::kStages * S::kTileBytes;
-  Stages& of_keys = *reinterpret_cast<Stages*>(values + S::kStages * S::kTileBytes);
+  std::byte* const values = keys + kStages * kTileBytes;
+  Stages& of_keys = *reinterpret_cast<Stages*>(values + kStages * kTileBytes);
   Stages& of_values = *(&of_keys + 1);
   Queries& of_queries = *reinterpret_cast<Queries*>(&of_values + 1);  // a stage is a warpgroup's
-  static_assert(2 * sizeof(Stages) + sizeof(Queries) <= 512);
+  static_assert(2 * sizeof(Stages) + sizeof(Queries) <= kBarrierBytes);
   const int group = int(threadIdx.x) / 128;
   launch_dependents();
   if (threadIdx.x == 0) {
-    for (int s = 0; s < S::kStages; ++s) {
+    for (int s = 0; s < kStages; ++s) {
       init_barrier(of_keys.full + s, 1), init_barrier(of_values.full + s, 1);
-      init_barrier(of_keys.empty + s, kGroups * S::kCluster), init_barrier(of_values.empty + s, kGroups * S::kCluster);
+      init_barrier(of_keys.empty + s, kGroups * kCluster), init_barrier(of_values.empty + s, kGroups * kCluster);
     }
     for (int g = 0; g < kGroups; ++g) init_barrier(of_queries.full + g, 1), init_barrier(of_queries.empty + g, 1);
     fence_barriers();
   }
-  if constexpr (S::kCluster > 1)
-    synchronize_cluster();
-  else
-    __syncthreads();
+  synchronize_cluster();
   wait_for_predecessors();
 
   if (group == kGroups) {
-    set_registers<S::kLoadRegisters, false>();
+    set_registers<kLoadRegisters, false>();
     const int thread = int(threadIdx.x) % 128;
     if (thread == 0) {
       uint32_t parity = 1;
-      load_blocks<S>(p, p.maps.k, keys, of_keys, [&](const Tile& tile) {
+      load_blocks(p, p.maps.k, keys, of_keys, [&](const Tile& tile) {
         for (int g = 0; g < kGroups; ++g) {
           std::byte* const to = shared + g * kQueryBytes;
           const int first = tile.first + g * kGroupQueries;
@@ -343,34 +317,30 @@ __global__ void __launch_bounds__(kThreads, 1) attend_wgmma(const __grid_constan
         parity ^= 1;
       });
     } else if (thread == 32) {
-      load_blocks<S>(p, p.maps.v, values, of_values, [](const Tile&) {});
+      load_blocks(p, p.maps.v, values, of_values, [](const Tile&) {});
     }
   } else {
-    set_registers<S::kMultiplyRegisters, true>();
+    set_registers<kMultiplyRegisters, true>();
     const std::byte* const queries = shared + group * kQueryBytes;
-    const KeyBlocks<S> blocks(p);
+    const KeyBlocks blocks(p);
     const auto release = [&](uint64_t* barrier) {
-      if (threadIdx.x % 128 >= S::kCluster) return;
-      if constexpr (S::kCluster > 1)
-        arrive_at(barrier, threadIdx.x % 128);
-      else
-        arrive(barrier);
+      if (threadIdx.x % 128 < kCluster) arrive_at(barrier, threadIdx.x % 128);
     };
-    Tiles<S> tiles(p);
+    Tiles tiles(p);
     Tile tile;
-    Place<S::kStages> key, value;
+    Place key, value;
     uint32_t query_parity = 0;
     if (group == 1) arrive_named(kTurnBarrier, kGroups * 128);  // the first warpgroup begins
     while (tiles.next(tile)) {
-      float sums[kDim / 2], scores[S::kKeys / 2], keep[2];
-      uint32_t weights[S::kKeys / 16][4];
+      float sums[kDim / 2], scores[kKeys / 2], keep[2];
+      uint32_t weights[kKeys / 16][4];
       Running running;
       const auto take_keys = [&](int block) {  // their products have ended
         pin(scores);
         release(of_keys.empty + key.stage);
         key.advance();
         if (block == blocks.count() - 1 && threadIdx.x % 128 == 0) arrive(of_queries.empty + group);
-        if (blocks.valid(block) < S::kKeys) mask(scores, blocks.valid(block));
+        if (blocks.valid(block) < kKeys) mask(scores, blocks.valid(block));
         running.weigh(scores, p.factor, keep);
         pin(scores);  // before the sums are waited for
       };
@@ -384,7 +354,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_wgmma(const __grid_constan
       query_parity ^= 1;
       wait_barrier(of_keys.full + key.stage, key.parity);
       begin_products();
-      multiply_keys<S>(scores, queries, keys + key.stage * S::kTileBytes);
+      multiply_keys(scores, queries, keys + key.stage * kTileBytes);
       commit_products();
       wait_for_products<0>();
       take_keys(0);
@@ -392,19 +362,19 @@ __global__ void __launch_bounds__(kThreads, 1) attend_wgmma(const __grid_constan
       for (int block = 1; block < blocks.count(); ++block) {
         wait_barrier(of_keys.full + key.stage, key.parity);
         wait_barrier(of_values.full + value.stage, value.parity);
-        if constexpr (S::kTurns) sync_threads(kTurnBarrier + group, kGroups * 128);
+        sync_threads(kTurnBarrier + group, kGroups * 128);
         pin(weights);
         pin(sums);
         pin(scores);
         begin_products();
-        multiply_keys<S>(scores, queries, keys + key.stage * S::kTileBytes);
+        multiply_keys(scores, queries, keys + key.stage * kTileBytes);
         commit_products();
-        multiply_values<S>(sums, weights, values + value.stage * S::kTileBytes, block > 1);
+        multiply_values(sums, weights, values + value.stage * kTileBytes, block > 1);
         commit_products();
-        if constexpr (S::kTurns) arrive_named(kTurnBarrier + 1 - group, kGroups * 128);
+        arrive_named(kTurnBarrier + 1 - group, kGroups * 128);
         wait_for_products<1>();
         take_keys(block);
-        if constexpr (S::kHold) hold(running.total[0] + running.total[1]);
+        hold(running.total[0] + running.total[1]);
         wait_for_products<0>();
         take_values();
 #pragma unroll
@@ -415,17 +385,14 @@ __global__ void __launch_bounds__(kThreads, 1) attend_wgmma(const __grid_constan
       pin(weights);
       pin(sums);
       begin_products();
-      multiply_values<S>(sums, weights, values + value.stage * S::kTileBytes, blocks.count() > 1);
+      multiply_values(sums, weights, values + value.stage * kTileBytes, blocks.count() > 1);
       commit_products();
       wait_for_products<0>();
       take_values();
       store_rows(p, tile, group, sums, running);
     }
   }
-  if constexpr (S::kCluster > 1)
-    synchronize_cluster();  // none leaves while another writes to it
-  else
-    __syncthreads();
+  synchronize_cluster();  // none leaves while another writes to it
 }
 
 // ---- launches ----
@@ -438,48 +405,37 @@ CUtensorMap map_heads(const bf16* first, int64_t stride, int64_t tokens, int box
                               cuuint64_t(a.rows.images)};
   const cuuint64_t strides[3] = {cuuint64_t(stride) * 2, cuuint64_t(a.head_dim) * 2, cuuint64_t(tokens * stride) * 2};
   const cuuint32_t shape[4] = {kHalf, cuuint32_t(box), 1, 1}, element[4] = {1, 1, 1, 1};
-  const CUresult result = tensor_map_encoder()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<bf16*>(first), size, strides, shape, element,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<bf16*>(first), size, strides, shape,
+                           element, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw Error("the driver refuses a tensor map of {} tokens of {} heads, {} values apart (error {})", tokens,
                 a.n_heads, stride, int(result));
   return map;
 }
 
-template <class S>
-void launch(const Device& device, Stream& stream, const JointAttentionArgs& a) {
+}  // namespace
+
+void launch_joint_attention_wgmma(const Device& device, Stream& stream, const JointAttentionArgs& a) {
   Params p{};
   const int64_t segment[2] = {a.rows.text, a.rows.image}, before = a.rows.images * a.rows.text;
   int64_t tiles = 0;
   for (int s = 0; s < 2; ++s) {
     const int64_t row = s > 0 ? before : 0;
     p.maps.q[s] = map_heads(a.q + row * a.stride, a.stride, segment[s], kGroupQueries, a);
-    p.maps.k[s] = map_heads(a.k + row * a.stride, a.stride, segment[s], S::kKeys, a);
-    p.maps.v[s] = map_heads(a.v + row * a.v_stride, a.v_stride, segment[s], S::kKeys, a);
+    p.maps.k[s] = map_heads(a.k + row * a.stride, a.stride, segment[s], kKeys, a);
+    p.maps.v[s] = map_heads(a.v + row * a.v_stride, a.v_stride, segment[s], kKeys, a);
     p.tokens[s] = int(segment[s]);
     tiles += (segment[s] + kQueries - 1) / kQueries;
   }
   p.images = int(a.rows.images), p.n_heads = int(a.n_heads), p.out_dim = int(a.out_dim);
   p.factor = a.scale * 1.44269504088896f;
   p.out = a.out, p.out_stride = a.out_stride;
-  const int64_t items = (tiles + S::kCluster - 1) / S::kCluster * a.n_heads * a.rows.images;
-  const int64_t clusters = std::min<int64_t>(items, device.info().multiprocessors / S::kCluster);
-  const auto kernel = attend_wgmma<S>;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
-  launch_kernel(device, stream, kernel, {dim3(unsigned(clusters * S::kCluster)), kThreads, S::kShared, S::kCluster}, p);
-}
-
-}  // namespace
-
-bool takes_joint_attention_wgmma(const JointAttentionArgs& args) {
-  return args.head_dim > kHalf && args.head_dim <= kDim && args.out_dim % 8 == 0 && args.out_stride % 8 == 0 &&
-         reinterpret_cast<uintptr_t>(args.out) % 16 == 0;
-}
-
-void launch_joint_attention_wgmma(const Device& device, Stream& stream, const JointAttentionArgs& args) {
-  launch<Shape<176, 2>>(device, stream, args);
+  const int64_t items = (tiles + kCluster - 1) / kCluster * a.n_heads * a.rows.images;
+  const int64_t clusters = std::min<int64_t>(items, device.info().multiprocessors / kCluster);
+  check_cuda(cudaFuncSetAttribute(attend_wgmma, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  launch_kernel(device, stream, attend_wgmma, {dim3(unsigned(clusters * kCluster)), kThreads, kShared, kCluster}, p);
 }
 
 }  // namespace lacuna::cuda
