@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "core/e4m3.h"
@@ -187,71 +188,209 @@ TEST(CudaImageOps, HeadsNormedAndTurned) {
   }
 }
 
+using cuda::JointAttentionKernel;
+
 struct AttentionCase {
   TokenRows rows;
   int64_t heads, head_dim, out_dim;
-  double size = 1;  // of queries: large ones give weights near 0 and 1
+  bool in_place = false;
+  double size = 1;      // of queries: large ones give weights near 0 and 1
+  int64_t padding = 0;  // NaNs after each row, and rows of them after the last
 };
 
-void expect_attention(const AttentionCase& c, bool in_place) {
-  const int64_t M = c.rows.count(), H = c.heads, D = c.head_dim, stride = 3 * H * D, T = c.rows.tokens();
-  std::vector<float> x = normal(M * stride, uint64_t(T + D), 1);
-  for (int64_t m = 0; m < M; ++m)
-    for (int64_t h = 0; h < H; ++h)
-      for (int64_t d = 0; d < D; ++d) {
-        x[size_t(m * stride + h * D + d)] *= float(c.size);
-        for (int part = 0; part < 3 && d >= c.out_dim; ++part) x[size_t(m * stride + (part * H + h) * D + d)] = 0;
+/// Kernels that run on the device.
+std::vector<JointAttentionKernel> kernels_of(cuda::JointAttentionArgs args) {
+  std::vector<JointAttentionKernel> out = {JointAttentionKernel::mma};
+  args.kernel = JointAttentionKernel::best;
+  if (cuda::joint_attention_kernel(device().info(), args) == JointAttentionKernel::wgmma)
+    out.push_back(JointAttentionKernel::wgmma);
+  return out;
+}
+const char* name_of(JointAttentionKernel kernel) { return kernel == JointAttentionKernel::mma ? "mma" : "wgmma"; }
+
+/// Inputs in host memory and the arguments of a launch on their copy, which lies there until the object goes.
+class Attention {
+ public:
+  explicit Attention(const AttentionCase& c)
+      : c_(c),
+        stride_(3 * c.heads * c.head_dim + c.padding),
+        out_stride_(c.in_place ? stride_ : c.heads * c.out_dim + c.padding),
+        stored_(c.rows.count() + (c.padding > 0 ? 200 : 0)),
+        x_(inputs()),
+        bits_(rounded(x_)),
+        from_(bits_),
+        apart_(size_t(c.in_place ? 1 : stored_ * out_stride_)) {
+    const int64_t width = c.heads * c.head_dim;
+    args_.rows = c.rows, args_.n_heads = c.heads, args_.head_dim = c.head_dim;
+    args_.q = from_.data(), args_.k = args_.q + width, args_.v = args_.q + 2 * width;
+    args_.stride = args_.v_stride = stride_, args_.scale = float(1 / std::sqrt(double(c.out_dim)));
+    args_.out = c.in_place ? from_.data() : apart_.data(), args_.out_dim = c.out_dim, args_.out_stride = out_stride_;
+  }
+
+  const cuda::JointAttentionArgs& args() const { return args_; }
+  /// All values of the memory that the result lies in, as bits.
+  std::vector<uint16_t> run(JointAttentionKernel kernel) {
+    clear();
+    args_.kernel = kernel;
+    cuda::launch_joint_attention(device(), stream(), args_);
+    return result();
+  }
+  /// Memory as before a run.
+  void clear() {
+    from_ = bits_;
+    if (!c_.in_place) apart_.buffer().fill(0xff);
+  }
+  std::vector<uint16_t> result() const {
+    std::vector<uint16_t> out;
+    const std::vector<bf16> values = (c_.in_place ? from_ : apart_).values();
+    out.reserve(values.size());
+    for (const bf16 value : values) out.push_back(value.bits);
+    return out;
+  }
+
+  /// Each run's values against double precision: of all tokens or, of many, of some of each head.
+  void expect_right(const std::vector<std::pair<const char*, std::vector<uint16_t>>>& runs) const {
+    constexpr int64_t kRows = 2500;
+    const int64_t T = c_.rows.tokens(), step = (T * c_.heads * c_.rows.images + kRows - 1) / kRows;
+    for (int64_t image = 0; image < c_.rows.images; ++image)
+      for (int64_t h = 0; h < c_.heads; ++h) {
+        for (int64_t t = (image + 7 * h) % step; t < T; t += step) expect_row_right(runs, image, h, t);
+        if (step > 1) expect_row_right(runs, image, h, T - 1);
+        if (::testing::Test::HasFatalFailure()) return;
       }
-  const OnDevice<bf16> from(rounded(x)), apart(size_t(M * H * c.out_dim));
-  const double scale = 1 / std::sqrt(double(c.out_dim));
-  cuda::JointAttentionArgs args{.rows = c.rows, .n_heads = H, .head_dim = D};
-  args.q = from.data(), args.k = from.data() + H * D, args.v = from.data() + 2 * H * D;
-  args.stride = args.v_stride = stride, args.scale = float(scale);
-  args.out = in_place ? from.data() : apart.data(), args.out_dim = c.out_dim;
-  args.out_stride = in_place ? stride : H * c.out_dim;
-  cuda::launch_joint_attention(device(), stream(), args);
-  const std::vector<bf16> got = (in_place ? from : apart).values();
-  std::vector<double> weight(static_cast<size_t>(T));
-  for (int64_t image = 0; image < c.rows.images; ++image)
-    for (int64_t h = 0; h < H; ++h)
-      for (int64_t t = 0; t < T; ++t) {
-        const int64_t row = row_of(c.rows, image, t);
-        const auto at = [&](int64_t token, int64_t part, int64_t d) {
-          return double(x[size_t(row_of(c.rows, image, token) * stride + (part * H + h) * D + d)]);
-        };
-        double largest = -1e300, all = 0, size = 0;
-        for (int64_t u = 0; u < T; ++u) {
-          double score = 0;
-          for (int64_t d = 0; d < D; ++d)
-            score += at(t, 0, d) * at(u, 1, d), size += std::abs(at(t, 0, d) * at(u, 1, d));
-          weight[size_t(u)] = score * scale;
-          largest = std::max(largest, weight[size_t(u)]);
-        }
-        for (double& w : weight) w = std::exp(w - largest), all += w;
-        const double of_scores = 0x1p-22 * (size / double(T) * scale + 2 * std::abs(largest) + 8);
-        for (int64_t d = 0; d < c.out_dim; ++d) {
-          double want = 0, magnitude = 0;
-          for (int64_t u = 0; u < T; ++u)
-            want += weight[size_t(u)] / all * at(u, 2, d), magnitude += weight[size_t(u)] / all * std::abs(at(u, 2, d));
-          // Each weight is rounded to bf16, and off by what its score's float32 error makes of it; then the result.
-          const double bound = kBf16 * (1.01 * magnitude + std::abs(want)) + 4 * of_scores * magnitude + 1e-6;
-          const float value = to_float(got[size_t(row * args.out_stride + h * c.out_dim + d)]);
-          ASSERT_NEAR(value, want, bound)
-              << "tokens " << T << ", D " << D << ", image " << image << ", head " << h << ", token " << t << ", " << d;
-        }
+  }
+  void expect_nothing_else_written(const char* what, const std::vector<uint16_t>& got) const {
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (int64_t(i) / out_stride_ < c_.rows.count() && int64_t(i) % out_stride_ < c_.heads * c_.out_dim) continue;
+      ASSERT_EQ(got[i], c_.in_place ? bits_[i].bits : 0xffff) << what << ' ' << i;
+    }
+  }
+
+ private:
+  std::vector<float> inputs() const {
+    const int64_t M = c_.rows.count(), H = c_.heads, D = c_.head_dim;
+    std::vector<float> x = normal(stored_ * stride_, uint64_t(c_.rows.tokens() + D));
+    for (int64_t m = 0; m < stored_; ++m)
+      for (int64_t i = 0; i < stride_; ++i) {
+        float& v = x[size_t(m * stride_ + i)];
+        if (i < H * D) v *= float(c_.size);
+        if (i % D >= c_.out_dim) v = 0;
+        if (m >= M || i >= 3 * H * D) v = NAN;
       }
+    return x;
+  }
+  void expect_row_right(const std::vector<std::pair<const char*, std::vector<uint16_t>>>& runs, int64_t image,
+                        int64_t head, int64_t t) const {
+    const int64_t T = c_.rows.tokens(), D = c_.head_dim;
+    const auto values = [&](int64_t token, int64_t part) {
+      return x_.data() + row_of(c_.rows, image, token) * stride_ + (part * c_.heads + head) * D;
+    };
+    std::vector<double> weight(static_cast<size_t>(T)), want(static_cast<size_t>(D)), magnitude = want;
+    double largest = -1e300, all = 0, size = 0;
+    for (int64_t u = 0; u < T; ++u) {
+      double score = 0;
+      const float *const q = values(t, 0), *const k = values(u, 1);
+      for (int64_t d = 0; d < D; ++d) score += double(q[d]) * k[d], size += std::abs(double(q[d]) * k[d]);
+      weight[size_t(u)] = score * args_.scale;
+      largest = std::max(largest, weight[size_t(u)]);
+    }
+    for (double& w : weight) w = std::exp(w - largest), all += w;
+    for (int64_t u = 0; u < T; ++u) {
+      const float* const v = values(u, 2);
+      const double w = weight[size_t(u)] / all;
+      for (int64_t d = 0; d < c_.out_dim; ++d) want[size_t(d)] += w * v[d], magnitude[size_t(d)] += w * std::abs(v[d]);
+    }
+    const double of_scores = 0x1p-22 * (size / double(T) * args_.scale + 2 * std::abs(largest) + 8);
+    const int64_t at = row_of(c_.rows, image, t) * out_stride_ + head * c_.out_dim;
+    for (const auto& [what, got] : runs)
+      for (int64_t d = 0; d < c_.out_dim; ++d) {
+        const double w = want[size_t(d)], m = magnitude[size_t(d)];
+        // Each weight is rounded to bf16, and off by what its score's float32 error makes of it; then the result.
+        const double bound = kBf16 * (1.01 * m + std::abs(w)) + 4 * of_scores * m + 1e-6;
+        ASSERT_NEAR(to_float(bf16{got[size_t(at + d)]}), w, bound)
+            << what << ", tokens " << T << ", D " << D << ", image " << image << ", head " << head << ", token " << t
+            << ", " << d;
+      }
+  }
+
+  AttentionCase c_;
+  int64_t stride_, out_stride_, stored_;  // stored: rows in memory
+  std::vector<float> x_;
+  std::vector<bf16> bits_;
+  OnDevice<bf16> from_, apart_;
+  cuda::JointAttentionArgs args_;
+};
+
+void expect_attention(const AttentionCase& c) {
+  Attention attention(c);
+  std::vector<std::pair<const char*, std::vector<uint16_t>>> runs;
+  for (const JointAttentionKernel kernel : kernels_of(attention.args())) {
+    runs.emplace_back(name_of(kernel), attention.run(kernel));
+    attention.expect_nothing_else_written(runs.back().first, runs.back().second);
+  }
+  attention.expect_right(runs);
 }
 
 TEST(CudaImageOps, AttentionOfAllTokens) {
   LACUNA_NEED_DEVICE();
-  expect_attention({{1, 1, 1}, 1, 16, 16}, false);
-  expect_attention({{1, 5, 27}, 2, 16, 10}, false);
-  expect_attention({{2, 7, 26}, 2, 64, 64}, true);
-  expect_attention({{1, 77, 64}, 1, 128, 128}, true);
-  expect_attention({{2, 1, 129}, 1, 80, 80}, false);
-  expect_attention({{1, 3, 62}, 1, 128, 128, 40}, false);
+  expect_attention({{1, 1, 1}, 1, 16, 16});
+  expect_attention({{1, 5, 27}, 2, 16, 10});
+  expect_attention({{2, 7, 26}, 2, 64, 64, true});
+  expect_attention({{1, 77, 64}, 1, 128, 128, true});
+  expect_attention({{2, 1, 129}, 1, 80, 80});
+  expect_attention({{1, 3, 62}, 1, 128, 128, false, 40});
+  expect_attention({{3, 1, 12}, 2, 128, 128, false, 1, 64});
   if (test::emulated()) return;
-  expect_attention({{2, 512, 1024}, 3, 128, 128}, true);
+  expect_attention({{2, 512, 1024}, 3, 128, 128, true});
+}
+
+// Tiles of 128 queries and blocks of 176 keys: their ends, one segment alone, heads of which a part is padding; then
+// more tiles than blocks that run at once, so that a block takes three of them and more, of odd and even counts of
+// blocks of keys.
+TEST(CudaImageOps, AttentionOfTilesThatEnd) {
+  LACUNA_NEED_DEVICE();
+  expect_attention({{1, 1, 0}, 1, 128, 128});
+  expect_attention({{1, 0, 1}, 2, 128, 128});
+  expect_attention({{1, 5, 62}, 1, 72, 72, true, 1, 8});
+  if (test::emulated()) return;
+  expect_attention({{1, 0, 128}, 1, 128, 128});
+  expect_attention({{2, 127, 129}, 2, 128, 128});
+  expect_attention({{3, 1, 129}, 2, 128, 128, false, 1, 64});
+  expect_attention({{3, 127, 0}, 2, 128, 128});
+  expect_attention({{2, 129, 1}, 1, 128, 128});
+  expect_attention({{1, 176, 352}, 2, 128, 128, true});
+  expect_attention({{2, 175, 177}, 2, 128, 128});
+  expect_attention({{2, 7, 62}, 2, 80, 80, false, 1, 16});
+  expect_attention({{1, 3, 300}, 2, 128, 40, false, 1, 64});
+  expect_attention({{2, 333, 777}, 2, 128, 128, true, 40, 64});
+  expect_attention({{3, 100, 200}, 24, 128, 128, true});
+  expect_attention({{4, 0, 176}, 40, 128, 128});
+  expect_attention({{1, 512, 4096}, 12, 128, 128, false, 1, 64});
+}
+
+TEST(CudaImageOps, AttentionGivesTheSameBitsAgainAndFromAGraph) {
+  LACUNA_NEED_DEVICE();
+  std::vector<AttentionCase> cases = {{{2, 7, 26}, 2, 128, 128}};
+  if (!test::emulated()) {
+    cases.push_back({{2, 333, 777}, 24, 128, 128, true});
+    cases.push_back({{1, 512, 4096}, 12, 128, 128});
+  }
+  for (const AttentionCase& c : cases) {
+    Attention attention(c);
+    for (const JointAttentionKernel kernel : kernels_of(attention.args())) {
+      const std::vector<uint16_t> first = attention.run(kernel);
+      for (int i = 0; i < 10; ++i)
+        ASSERT_TRUE(attention.run(kernel) == first) << name_of(kernel) << ", tokens " << c.rows.tokens() << ", " << i;
+      cuda::JointAttentionArgs args = attention.args();
+      args.kernel = kernel;
+      cuda::Graph graph(stream(), [&] { cuda::launch_joint_attention(device(), stream(), args); });
+      for (int i = 0; i < 2; ++i) {
+        attention.clear();
+        graph.launch(stream());
+        ASSERT_TRUE(attention.result() == first) << name_of(kernel) << ", tokens " << c.rows.tokens();
+      }
+    }
+  }
 }
 
 TEST(CudaImageOps, AttentionRefusesWhatItDoesNotRun) {
@@ -262,6 +401,42 @@ TEST(CudaImageOps, AttentionRefusesWhatItDoesNotRun) {
   EXPECT_THROW(cuda::launch_joint_attention(device(), stream(), args), Error);
   args.head_dim = args.out_dim = 12;
   EXPECT_THROW(cuda::launch_joint_attention(device(), stream(), args), Error);
+}
+
+TEST(CudaImageOps, AttentionTakesWgmmaWhereItRuns) {
+  LACUNA_NEED_DEVICE();
+  const OnDevice<bf16> x(1024);
+  cuda::JointAttentionArgs args{.rows = {1, 1, 1}, .n_heads = 1, .head_dim = 128};
+  args.q = args.k = args.v = x.data(), args.out = x.data() + 512;
+  args.stride = args.v_stride = args.out_stride = args.out_dim = 128;
+  cuda::DeviceInfo ada = device().info();
+  ada.major = 8, ada.minor = 9;
+  const auto kernel = [&](const cuda::DeviceInfo& info) { return cuda::joint_attention_kernel(info, args); };
+  const cuda::JointAttentionArgs fits = args;
+  const bool runs = kernel(device().info()) == JointAttentionKernel::wgmma;
+  EXPECT_EQ(kernel(ada), JointAttentionKernel::mma);
+  args.kernel = JointAttentionKernel::wgmma;
+  EXPECT_THROW(kernel(ada), Error);
+  if (!runs) {
+    EXPECT_THROW(cuda::launch_joint_attention(device(), stream(), args), Error);
+    return;
+  }
+  EXPECT_EQ(kernel(device().info()), JointAttentionKernel::wgmma);
+  args.kernel = JointAttentionKernel::mma;
+  EXPECT_EQ(kernel(device().info()), JointAttentionKernel::mma);
+  args = fits;
+  const auto refuses = [&] {
+    args.kernel = JointAttentionKernel::best;
+    EXPECT_EQ(kernel(device().info()), JointAttentionKernel::mma);
+    args.kernel = JointAttentionKernel::wgmma;
+    EXPECT_THROW(cuda::launch_joint_attention(device(), stream(), args), Error);
+    args = fits;
+  };
+  args.head_dim = args.out_dim = 64, refuses();
+  args.out_dim = 100, refuses();
+  args.out_stride = 132, refuses();
+  args.out += 4, refuses();
+  args.rows.image = cuda::kMostWgmmaTokens, refuses();
 }
 
 TEST(CudaImageOps, ExpertsRoutedGatheredAndCombined) {

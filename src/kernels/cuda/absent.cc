@@ -86,6 +86,7 @@ void launch_transpose_product(const Device&, Stream&, const TensorCoreArgs&) { r
 void launch_modulated_norm(const Device&, Stream&, const ModulatedNormArgs&) { refuse(); }
 void launch_gated_add(const Device&, Stream&, const GatedAddArgs&) { refuse(); }
 void launch_image_heads(const Device&, Stream&, const ImageHeadsArgs&) { refuse(); }
+JointAttentionKernel joint_attention_kernel(const DeviceInfo&, const JointAttentionArgs&) { refuse(); }
 void launch_joint_attention(const Device&, Stream&, const JointAttentionArgs&) { refuse(); }
 void launch_silu_sum(const Device&, Stream&, const float*, const float*, const float*, int64_t, bf16*) { refuse(); }
 void launch_route(const Device&, Stream&, const RouteArgs&) { refuse(); }

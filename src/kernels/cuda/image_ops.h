@@ -73,8 +73,17 @@ struct ImageHeadsArgs {
 };
 void launch_image_heads(const Device& device, Stream& stream, const ImageHeadsArgs& args);
 
-/// Softmax attention of all tokens of an image over all of them. Error of a weight: a rounding to bf16 (2^-8 of
-/// itself); sums are float32. `out` may be `q`: a block reads its queries before it writes.
+enum class JointAttentionKernel : uint8_t {
+  best,   // wgmma where it runs, else mma
+  mma,    // mma.sync
+  wgmma,  // compute capability 9.0; heads of more than 64 values, out_dim and out_stride multiples of 8, `out` aligned
+          // to 16 bytes, images of at most kMostWgmmaTokens tokens
+};
+inline constexpr int64_t kMostWgmmaTokens = int64_t{1} << 21;
+
+/// Softmax attention of all tokens of an image over all of them. Error of a weight, in both kernels: a rounding to bf16
+/// (2^-8 of itself) and what its score's float32 error makes of it; sums are float32, in an order of each kernel's own.
+/// `out` may be `q` where out_dim is head_dim: a block reads its queries before it writes.
 struct JointAttentionArgs {
   TokenRows rows;
   int64_t n_heads = 0;
@@ -84,9 +93,12 @@ struct JointAttentionArgs {
   int64_t v_stride = 0;
   float scale = 0;
   bf16* out = nullptr;  // row 0: [n_heads][out_dim]
-  int64_t out_dim = 0;  // even, at most head_dim: the rest is padding
+  int64_t out_dim = 0;  // even, at most head_dim: the rest is padding, zeros in q and k
   int64_t out_stride = 0;
+  JointAttentionKernel kernel = JointAttentionKernel::best;
 };
+/// mma or wgmma: what launch_joint_attention takes. Throws Error where args.kernel is wgmma, which does not run.
+JointAttentionKernel joint_attention_kernel(const DeviceInfo& device, const JointAttentionArgs& args);
 void launch_joint_attention(const Device& device, Stream& stream, const JointAttentionArgs& args);
 
 /// y = silu(sum of the inputs) of `count` values, rounded to bf16. inputs: nullptr from the second on: none.

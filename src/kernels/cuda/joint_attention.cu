@@ -1,5 +1,5 @@
 // src/kernels/cuda/joint_attention.cu - attention of all tokens of an image on tensor cores, one pass over the keys
-// with a running maximum (FlashAttention-2, arXiv:2307.08691, Alg. 1).
+// with a running maximum (FlashAttention-2, arXiv:2307.08691, Alg. 1), and the choice between this kernel and wgmma's.
 //
 // A block has 128 queries of a head, a warp 32 of them, so that a tile's keys and values are read from shared memory
 // once for two products; tiles of 64 keys come while the one before is multiplied.
@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "kernels/cuda/image_ops.h"
+#include "kernels/cuda/joint_attention_wgmma.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -195,7 +196,31 @@ void launch(const Device& device, Stream& stream, const JointAttentionArgs& args
   launch_kernel(device, stream, kernel, {blocks, kThreads, kSharedBytes<kD>}, args);
 }
 
+/// As JointAttentionKernel says, but for the device.
+bool fits_wgmma(const JointAttentionArgs& a) {
+  return a.head_dim > 64 && a.out_dim % 8 == 0 && a.out_stride % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(a.out) % 16 == 0 && a.rows.tokens() <= kMostWgmmaTokens;
+}
+
 }  // namespace
+
+JointAttentionKernel joint_attention_kernel(const DeviceInfo& device, const JointAttentionArgs& args) {
+#if LACUNA_HAVE_SM90A
+  const bool has_wgmma = device.major == 9;
+#else
+  const bool has_wgmma = false;
+#endif
+  if (args.kernel == JointAttentionKernel::mma) return JointAttentionKernel::mma;
+  if (has_wgmma && fits_wgmma(args)) return JointAttentionKernel::wgmma;
+  if (args.kernel == JointAttentionKernel::best) return JointAttentionKernel::mma;
+  if (!has_wgmma)
+    throw Error("{} (compute capability {}.{}) does not run attention by wgmma, which this build may not have",
+                device.name, device.major, device.minor);
+  throw Error(
+      "attention by wgmma takes heads of 72 to 128 values, outputs of multiples of 8 values aligned to 16 bytes and at "
+      "most {} tokens; these are {} values, {} of them written, {} apart, and {} tokens",
+      kMostWgmmaTokens, args.head_dim, args.out_dim, args.out_stride, args.rows.tokens());
+}
 
 void launch_joint_attention(const Device& device, Stream& stream, const JointAttentionArgs& args) {
   if (args.rows.count() <= 0) return;
@@ -206,6 +231,10 @@ void launch_joint_attention(const Device& device, Stream& stream, const JointAtt
     throw Error("rows of queries, keys and values must be aligned to 16 bytes");
   if (args.n_heads * args.rows.images > 65535)
     throw Error("{} heads of {} images at once; at most 65535", args.n_heads, args.rows.images);
+  [[maybe_unused]] const JointAttentionKernel kernel = joint_attention_kernel(device.info(), args);
+#if LACUNA_HAVE_SM90A
+  if (kernel == JointAttentionKernel::wgmma) return launch_joint_attention_wgmma(device, stream, args);
+#endif
   if (args.head_dim <= 64)
     launch<64>(device, stream, args);
   else

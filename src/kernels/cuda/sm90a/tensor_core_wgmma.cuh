@@ -4,15 +4,13 @@
 // same tokens, of which each brings a share to all.
 #pragma once
 
-#include <cuda.h>
-#include <cudaTypedefs.h>
-
 #include <algorithm>
 
 #include "core/error.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/sm90a/tensor_core_rows.h"
+#include "kernels/cuda/sm90a/tensor_map.h"
 #include "kernels/cuda/sm90a/wgmma_tokens.cuh"
 #include "kernels/cuda/tensor_core_epilogue.cuh"
 #include "kernels/cuda/tensor_core_wgmma.h"
@@ -432,25 +430,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 // ---- launches ----
 
 CUtensorMap token_map(const TensorCoreArgs& a, bool eight_bits, int tokens) {
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
-    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
-#else
-    check_cuda(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found));
-#endif
-    if (found != cudaDriverEntryPointSuccess)
-      throw Error("the NVIDIA driver has no cuTensorMapEncodeTiled; update it to one of CUDA 12 or later");
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
-  }();
   CUtensorMap map;
   const cuuint64_t size[2] = {cuuint64_t(a.w.K) * (eight_bits ? 1 : 2), cuuint64_t(a.M)};
   const cuuint64_t stride[1] = {cuuint64_t(a.x_stride)};
   const cuuint32_t box[2] = {kTokenBytes, cuuint32_t(tokens)}, element[2] = {1, 1};
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<std::byte*>(a.x), size, stride, box,
-                                 element, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<std::byte*>(a.x), size, stride, box,
+                           element, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw Error("the driver refuses a tensor map of {} tokens of {} bytes, {} bytes apart (error {})", a.M, size[0],
                 a.x_stride, int(result));

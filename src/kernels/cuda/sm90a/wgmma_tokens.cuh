@@ -16,6 +16,13 @@ __device__ __forceinline__ uint64_t describe_narrow_matrix(const void* from) {
   return kSwizzle64 | kEightRows | kUnused | (shared_address(from) & 0x3ffff) >> 4;
 }
 
+/// A matrix stored by rows of K, to be multiplied over its rows: 64 columns (128 bytes, pieces swizzled) a row, then,
+/// at column_bytes, the next 64 columns of all rows. Adding 128 goes 16 rows on.
+__device__ __forceinline__ uint64_t describe_turned_matrix(const void* from, uint32_t column_bytes) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightRows = uint64_t{1024 >> 4} << 32;
+  return kSwizzle128 | kEightRows | uint64_t{column_bytes >> 4} << 16 | (shared_address(from) & 0x3ffff) >> 4;
+}
+
 /// The box of `map` whose first byte and row are given to shared memory of every block of `ranks` (a bit each), whose
 /// barriers are told; ranks 0: to this block alone. Past the ends of the matrix zeros come.
 __device__ __forceinline__ void copy_box(void* to, const void* map, int byte, int row, uint64_t* barrier,
@@ -31,6 +38,23 @@ __device__ __forceinline__ void copy_box(void* to, const void* map, int byte, in
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
         "[%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
         "l"(map), "r"(shared_address(barrier)), "r"(byte), "r"(row), "h"(ranks)
+        : "memory");
+}
+
+/// The same of a map of four dimensions, at coordinates x, y, z, w.
+__device__ __forceinline__ void copy_box(void* to, const void* map, int x, int y, int z, int w, uint64_t* barrier,
+                                         uint16_t ranks) {
+  if (ranks == 0)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+        "[%2];" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "h"(ranks)
         : "memory");
 }
 
@@ -62,12 +86,14 @@ __device__ __forceinline__ void set_registers() {
 #define LACUNA_LIST7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define LACUNA_LISTS32 LACUNA_LIST0 ", " LACUNA_LIST1
 #define LACUNA_LISTS64 LACUNA_LISTS32 ", " LACUNA_LIST2 ", " LACUNA_LIST3
+#define LACUNA_LISTS88 LACUNA_LISTS64 ", " LACUNA_LIST4 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define LACUNA_LISTS96 LACUNA_LISTS64 ", " LACUNA_LIST4 ", " LACUNA_LIST5
 #define LACUNA_LISTS128 LACUNA_LISTS96 ", " LACUNA_LIST6 ", " LACUNA_LIST7
 #define LACUNA_SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define LACUNA_SUMS16(i) LACUNA_SUMS4(i), LACUNA_SUMS4(i + 4), LACUNA_SUMS4(i + 8), LACUNA_SUMS4(i + 12)
 #define LACUNA_SUMS32 LACUNA_SUMS16(0), LACUNA_SUMS16(16)
 #define LACUNA_SUMS64 LACUNA_SUMS32, LACUNA_SUMS16(32), LACUNA_SUMS16(48)
+#define LACUNA_SUMS88 LACUNA_SUMS64, LACUNA_SUMS16(64), LACUNA_SUMS4(80), LACUNA_SUMS4(84)
 #define LACUNA_SUMS96 LACUNA_SUMS64, LACUNA_SUMS16(64), LACUNA_SUMS16(80)
 #define LACUNA_SUMS128 LACUNA_SUMS96, LACUNA_SUMS16(96), LACUNA_SUMS16(112)
 
@@ -129,8 +155,20 @@ struct Step;
   };
 LACUNA_STEP(64, 32, "32", "33", "34", "35", "36")
 LACUNA_STEP(128, 64, "64", "65", "66", "67", "68")
+LACUNA_STEP(176, 88, "88", "89", "90", "91", "92")
 LACUNA_STEP(192, 96, "96", "97", "98", "99", "100")
 LACUNA_STEP(256, 128, "128", "129", "130", "131", "132")
 #undef LACUNA_STEP
+
+/// sums (+)= A [64, 16] B [16, 128] of bf16, A in registers, as MmaA of each warp's 16 rows; B in shared memory by rows
+/// (describe_turned_matrix). add, sums: as Step has them.
+__device__ __forceinline__ void multiply_held(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LACUNA_LISTS64
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
+      : LACUNA_SUMS64
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
 
 }  // namespace lacuna::cuda
