@@ -55,10 +55,6 @@ __device__ __forceinline__ void wait_for_predecessors() {
 __device__ __forceinline__ void sync_threads(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-/// Arrives there without waiting.
-__device__ __forceinline__ void arrive_named(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 /// The block's shared memory whose size the launch gives.
 template <class T>
 __device__ __forceinline__ T* dynamic_shared() {

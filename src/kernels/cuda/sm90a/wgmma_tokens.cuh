@@ -9,6 +9,11 @@
 
 namespace lacuna::cuda {
 
+/// Arrives at sync_threads() of that barrier without waiting.
+__device__ __forceinline__ void arrive_named(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /// A matrix of rows of 64 bytes with swizzled pieces, its first row at `from`, aligned to 512 bytes. Adding 2 goes 32
 /// bytes on.
 __device__ __forceinline__ uint64_t describe_narrow_matrix(const void* from) {
