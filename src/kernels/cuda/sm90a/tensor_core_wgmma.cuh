@@ -14,7 +14,7 @@
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/sm90a/tensor_core_rows.h"
 #include "kernels/cuda/sm90a/wgmma_tokens.cuh"
-#include "kernels/cuda/tensor_core_epilogue.cuh"
+#include "kernels/cuda/tensor_core_store.cuh"
 #include "kernels/cuda/tensor_core_wgmma.h"
 
 namespace lacuna::cuda {
@@ -27,23 +27,21 @@ constexpr int kStagedTokens = 64, kStagedBytes = kStagedTokens * kBlockRows * 2,
 /// the blocks that run at once they stay in L2.
 constexpr int kRasterPairs = 12;
 
-template <bool kEightBits_, bool kSparse_, int kBlocks_, int kTokens_, int kCluster_, bool kFull_>
+template <bool kEightBits_, bool kSparse_, bool kFull_, int kTokens_, int kCluster_>
 struct Shape {
   static constexpr bool kEightBits = kEightBits_, kSparse = kSparse_, kFull = kFull_;
   static constexpr bool kDrain = kSparse || kFull;
-  static constexpr int kBlocks = kBlocks_;  // of 64 outputs, of a tile
   static constexpr int kTokens = kTokens_, kCluster = kCluster_;
-  static constexpr int kGroupBlocks = kBlocks / kGroups;  // of a warpgroup
-  static constexpr int kSums = kTokens / 2;               // of a thread, for each block
+  static constexpr int kSums = kTokens / 2;  // of a thread
   static constexpr int kValueBytes = kSparse ? 4096 : 8192, kSteps = kSparse ? 2 : 4;
   static constexpr int kBlockBytes = kValueBytes + (kSparse ? (kEightBits ? 1024 : 512) : 0);
   static constexpr int kStepTokenBytes = kSparse ? 64 : 32;
   static constexpr int kTokenTileBytes = kTokens * kTokenBytes;
-  static constexpr int kStageBytes = (kTokenTileBytes + kBlocks * kBlockBytes + 1023) / 1024 * 1024;
+  static constexpr int kStageBytes = (kTokenTileBytes + kGroups * kBlockBytes + 1023) / 1024 * 1024;
   static constexpr int kOther = kGroups * (kStaging * kStagedBytes + kTokens * 4) + 256;
   static constexpr int kStages = std::min(8, (kMostShared - kOther) / kStageBytes);
   static constexpr int kShared = kStages * kStageBytes + kOther;
-  static_assert(kStages >= 3 && kSums * kGroupBlocks * (kFull ? 2 : 1) <= 128);
+  static_assert(kStages >= 3 && kSums * (kFull ? 2 : 1) <= 128);
 };
 
 /// What a block computes next.
@@ -60,7 +58,7 @@ class Tiles {
   __device__ __forceinline__ explicit Tiles(const TensorCoreArgs& a) : a_(a) {
     rows_ = a.groups > 0 ? int(a.w.N) / a.groups : int(a.w.N);
     group_blocks_ = (rows_ + kBlockRows - 1) / kBlockRows;
-    pairs_ = (group_blocks_ + S::kBlocks * S::kCluster - 1) / (S::kBlocks * S::kCluster);
+    pairs_ = (group_blocks_ + kGroups * S::kCluster - 1) / (kGroups * S::kCluster);
     step_ = int(gridDim.x) / S::kCluster;
     next_ = int(blockIdx.x) / S::kCluster;
   }
@@ -80,7 +78,7 @@ class Tiles {
     const int width = min(kRasterPairs, pairs_ - raster * kRasterPairs), column = rest / width;
     const int pair = raster * kRasterPairs + rest - column * width;
     const int rank = S::kCluster > 1 ? int(blockIdx.x) % S::kCluster : 0;
-    tile.block = (pair * S::kCluster + rank) * S::kBlocks;
+    tile.block = (pair * S::kCluster + rank) * kGroups;
     tile.group = group_;
     tile.token = begin_ + column * S::kTokens;
     tile.end = end_;
@@ -106,20 +104,6 @@ __device__ __forceinline__ float2 unpack(Element type, uint32_t bits) {
   if (type == Element::bf16) return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(bits));
   return __half22float2(reinterpret_cast<const __half2&>(bits));
 }
-__device__ __forceinline__ float load_element(Element type, const void* from, int64_t i) {
-  if (type == Element::f32) return static_cast<const float*>(from)[i];
-  if (type == Element::bf16) return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[i]);
-  return __half2float(static_cast<const __half*>(from)[i]);
-}
-__device__ __forceinline__ void store_element(Element type, void* to, int64_t i, float v) {
-  if (type == Element::f32)
-    static_cast<float*>(to)[i] = v;
-  else if (type == Element::bf16)
-    static_cast<__nv_bfloat16*>(to)[i] = __float2bfloat16_rn(v);
-  else
-    static_cast<__half*>(to)[i] = __float2half_rn(v);
-}
-
 /// The outputs of a warpgroup's block of 64 rows, from its staging buffers.
 class Writer {
  public:
@@ -184,9 +168,7 @@ class Writer {
         continue;
       }
       const int64_t at = int64_t(token + t) * a_.y_stride + out;
-      float v = (i / 2 % 2 == 0 ? low : high).finish(sums[i], x_scale[t]);
-      if (a_.add != nullptr) v += load_element(a_.type, a_.add, at);
-      store_element(a_.type, a_.y, at, v);
+      store_result(a_, at, (i / 2 % 2 == 0 ? low : high).finish(sums[i], x_scale[t]));
     }
   }
 
@@ -234,35 +216,24 @@ class Writer {
   bool wide_;
 };
 
-/// The metadata of a stage, of a warpgroup's blocks.
+/// The metadata of a stage, of a warpgroup's block.
 template <class S>
 struct Metadata {
-  uint32_t words[S::kGroupBlocks][2];
+  uint32_t words[2] = {};
 
-  /// blocks: the first; at: the lane, counted over the warpgroup.
-  __device__ __forceinline__ void load(const std::byte* blocks, int at) {
-    if constexpr (S::kSparse) {
-#pragma unroll
-      for (int b = 0; b < S::kGroupBlocks; ++b) {
-        const std::byte* const from = blocks + b * S::kBlockBytes + S::kValueBytes;
-        if constexpr (S::kEightBits) {
-          const uint2 both = reinterpret_cast<const uint2*>(from)[at];
-          words[b][0] = both.x, words[b][1] = both.y;
-        } else {
-          words[b][0] = reinterpret_cast<const uint32_t*>(from)[at];
-        }
-      }
+  /// block: its values; at: the lane, counted over the warpgroup.
+  __device__ __forceinline__ void load(const std::byte* block, int at) {
+    const std::byte* const from = block + S::kValueBytes;
+    if constexpr (S::kSparse && S::kEightBits) {
+      const uint2 both = reinterpret_cast<const uint2*>(from)[at];
+      words[0] = both.x, words[1] = both.y;
+    } else if constexpr (S::kSparse) {
+      words[0] = words[1] = reinterpret_cast<const uint32_t*>(from)[at];  // the selector tells its steps apart
     }
   }
   /// Until here the registers stay as they are.
   __device__ __forceinline__ void keep() const {
-    if constexpr (S::kSparse) {
-#pragma unroll
-      for (int b = 0; b < S::kGroupBlocks; ++b) {
-        asm volatile("" ::"r"(words[b][0]) : "memory");
-        if constexpr (S::kEightBits) asm volatile("" ::"r"(words[b][1]) : "memory");
-      }
-    }
+    if constexpr (S::kSparse) asm volatile("" ::"r"(words[0]), "r"(words[1]) : "memory");
   }
 };
 
@@ -302,9 +273,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int rank = S::kCluster > 1 ? int(blockIdx.x) % S::kCluster : 0;
       int turn = 0;
       while (tiles.next(tile)) {
-        const std::byte* blocks[S::kBlocks];
+        const std::byte* blocks[kGroups];
 #pragma unroll
-        for (int b = 0; b < S::kBlocks; ++b) {
+        for (int b = 0; b < kGroups; ++b) {
           const int block = tile.group * tiles.group_blocks() + min(tile.block + b, tiles.group_blocks() - 1);
           blocks[b] = a.w.blocks + int64_t(block) * k_tiles * S::kBlockBytes;
         }
@@ -312,11 +283,11 @@ __global__ void __launch_bounds__(kThreads, 1)
           const int s = turn % S::kStages;
           std::byte* const stage = shared + s * S::kStageBytes;
           if (turn >= S::kStages) wait_barrier(empty + s, uint32_t(turn / S::kStages - 1) % 2);
-          arrive_expecting(full + s, S::kTokenTileBytes + S::kBlocks * S::kBlockBytes);
+          arrive_expecting(full + s, S::kTokenTileBytes + kGroups * S::kBlockBytes);
           copy_box(stage + rank * kShare * kTokenBytes, &map, k * kTokenBytes, tile.token + rank * kShare, full + s,
                    S::kCluster > 1 ? (1 << S::kCluster) - 1 : 0);
 #pragma unroll
-          for (int b = 0; b < S::kBlocks; ++b)
+          for (int b = 0; b < kGroups; ++b)
             copy_bulk(stage + S::kTokenTileBytes + b * S::kBlockBytes, blocks[b] + int64_t(k) * S::kBlockBytes,
                       S::kBlockBytes, full + s);
         }
@@ -336,8 +307,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     };
     int turn = 0;
     while (tiles.next(tile)) {
-      const int first = tile.block + group * S::kGroupBlocks;  // of the warpgroup
-      const int rows = tiles.rows(), base = tile.group * rows;
       float scales[(S::kTokens + 127) / 128];  // asked for before the products
 #pragma unroll
       for (int t = 0; t < (S::kTokens + 127) / 128; ++t) {
@@ -345,36 +314,26 @@ __global__ void __launch_bounds__(kThreads, 1)
         scales[t] = a.x_scale != nullptr && token < tile.end ? a.x_scale[token] : 1;
       }
 
-      float sums[S::kGroupBlocks][S::kSums];
-      float whole[S::kGroupBlocks][S::kFull ? S::kSums : 1];
-      if constexpr (S::kFull) {
-#pragma unroll
-        for (int b = 0; b < S::kGroupBlocks; ++b)
-#pragma unroll
-          for (int j = 0; j < S::kSums; ++j) whole[b][j] = 0;
-      }
+      float sums[S::kSums];
+      float whole[S::kFull ? S::kSums : 1] = {};
       for (int k = 0; k < k_tiles; ++k, ++turn) {
         const int s = turn % S::kStages;
         wait_barrier(full + s, uint32_t(turn / S::kStages) % 2);
         const std::byte* const stage = shared + s * S::kStageBytes;
-        const std::byte* const mine = stage + S::kTokenTileBytes + group * S::kGroupBlocks * S::kBlockBytes;
+        const std::byte* const values = stage + S::kTokenTileBytes + group * S::kBlockBytes;
+        const uint64_t weights = S::kSparse ? describe_narrow_matrix(values) : describe_matrix(values);
         const uint64_t tokens = describe_matrix(stage);
         Metadata<S> metadata;
-        metadata.load(mine, 32 * warp + lane);
+        metadata.load(values, 32 * warp + lane);
         begin_products();
 #pragma unroll
         for (int step = 0; step < S::kSteps; ++step) {
-          const uint64_t b_step = tokens + step * (S::kStepTokenBytes / 16);
-#pragma unroll
-          for (int b = 0; b < S::kGroupBlocks; ++b) {
-            const std::byte* const values = mine + b * S::kBlockBytes;
-            const uint64_t a_step = (S::kSparse ? describe_narrow_matrix(values) : describe_matrix(values)) + 2 * step;
-            const int add = step > 0 || (!S::kFull && k > 0);
-            if (step % 2 == 0)
-              Product<S>::template run<0>(sums[b], a_step, b_step, metadata.words[b][0], add);
-            else
-              Product<S>::template run<1>(sums[b], a_step, b_step, metadata.words[b][S::kEightBits ? 1 : 0], add);
-          }
+          const uint64_t a_step = weights + 2 * step, b_step = tokens + step * (S::kStepTokenBytes / 16);
+          const int add = step > 0 || (!S::kFull && k > 0);
+          if (step % 2 == 0)
+            Product<S>::template run<0>(sums, a_step, b_step, metadata.words[0], add);
+          else
+            Product<S>::template run<1>(sums, a_step, b_step, metadata.words[1], add);
         }
         commit_products();
         if constexpr (S::kDrain) {
@@ -385,9 +344,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           release(s);
           if constexpr (S::kFull) {
 #pragma unroll
-            for (int b = 0; b < S::kGroupBlocks; ++b)
-#pragma unroll
-              for (int j = 0; j < S::kSums; ++j) whole[b][j] += sums[b][j];
+            for (int i = 0; i < S::kSums; ++i) whole[i] += sums[i];
           }
         } else {
           wait_for_products<1>();  // those of the stage before are done
@@ -403,25 +360,24 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int t = 0; t < (S::kTokens + 127) / 128; ++t)
         if (const int at = int(threadIdx.x) % 128 + 128 * t; at < S::kTokens) x_scale[at] = scales[t];
       sync_threads(1 + group, 128);
-#pragma unroll
-      for (int b = 0; b < S::kGroupBlocks; ++b) {
-        const int n = (first + b) * kBlockRows, low = n + 16 * warp + lane / 4, high = low + 8;
+      const int rows = tiles.rows(), n = (tile.block + group) * kBlockRows;
+      if (n < rows) {
+        const int low = n + 16 * warp + lane / 4, high = low + 8, base = tile.group * rows;
         const OutputTerms low_terms(a, base + min(low, rows - 1), low), high_terms(a, base + min(high, rows - 1), high);
-        const auto& totals = [&]() -> const float(&)[S::kSums] {
-          if constexpr (S::kFull)
-            return whole[b];
+        const auto write = [&](const float(&totals)[S::kSums]) {
+          if constexpr (!kStaged)
+            writer.template direct<S::kTokens>(totals, x_scale, low_terms, high_terms, tile.token, tile.end, n, rows);
+          else if (low_terms.activate)
+            writer.template staged<S::kTokens, true>(totals, x_scale, low_terms, high_terms, tile.token, tile.end, n,
+                                                     rows);
           else
-            return sums[b];
-        }();
-        if (n >= rows) continue;
-        if constexpr (!kStaged)
-          writer.template direct<S::kTokens>(totals, x_scale, low_terms, high_terms, tile.token, tile.end, n, rows);
-        else if (low_terms.activate)
-          writer.template staged<S::kTokens, true>(totals, x_scale, low_terms, high_terms, tile.token, tile.end, n,
-                                                   rows);
+            writer.template staged<S::kTokens, false>(totals, x_scale, low_terms, high_terms, tile.token, tile.end, n,
+                                                      rows);
+        };
+        if constexpr (S::kFull)
+          write(whole);
         else
-          writer.template staged<S::kTokens, false>(totals, x_scale, low_terms, high_terms, tile.token, tile.end, n,
-                                                    rows);
+          write(sums);
       }
       sync_threads(1 + group, 128);  // x_scale is read
     }
@@ -462,17 +418,17 @@ void launch(const Device& device, Stream& stream, const TensorCoreArgs& a) {
   const auto kernel = tensor_core_wgmma<S, kStaged>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
   const int64_t rows = a.groups > 0 ? a.w.N / a.groups : a.w.N;
-  const int64_t pairs = (rows + kBlockRows * S::kBlocks * S::kCluster - 1) / (kBlockRows * S::kBlocks * S::kCluster);
+  const int64_t pairs = (rows + kBlockRows * kGroups * S::kCluster - 1) / (kBlockRows * kGroups * S::kCluster);
   const int64_t most = (a.M + S::kTokens - 1) / S::kTokens + a.groups;  // a group may begin a tile of tokens
   const int64_t clusters = std::min<int64_t>(pairs * most, device.info().multiprocessors / S::kCluster);
   launch_kernel(device, stream, kernel, {dim3(unsigned(clusters * S::kCluster)), kThreads, S::kShared, S::kCluster},
                 token_map(a, S::kEightBits, S::kTokens / S::kCluster), a);
 }
 
-template <bool kEightBits, bool kSparse, bool kFull, int kRows, int kTokens, int kCluster>
+template <bool kEightBits, bool kSparse, bool kFull, int kTokens, int kCluster>
 constexpr WgmmaRow row() {
-  using S = Shape<kEightBits, kSparse, kRows / kBlockRows, kTokens, kCluster, kFull>;
-  return {{kRows, kTokens, kCluster}, launch<S, true>};
+  using S = Shape<kEightBits, kSparse, kFull, kTokens, kCluster>;
+  return {{kGroups * kBlockRows, kTokens, kCluster}, launch<S, true>};
 }
 
 }  // namespace

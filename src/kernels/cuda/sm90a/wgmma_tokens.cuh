@@ -78,59 +78,43 @@ __device__ __forceinline__ void set_registers() {
 template <bool kEightBits, bool kSparse, int kTokens>
 struct Step;
 
-#define LACUNA_STEP(tokens, sums, s0, s1, s2, s3, s4)                                                                  \
+#define LACUNA_DENSE_STEP(eight_bits, tokens, sums, kind, tail, s0, s1, s2)                                         \
+  template <>                                                                                                       \
+  struct Step<eight_bits, false, tokens> {                                                                          \
+    template <int kSelector>                                                                                        \
+    static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t, int add) {       \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s2                                                          \
+                   ", 0;\n"                                                                                         \
+                   "wgmma.mma_async.sync.aligned.m64n" #tokens kind " {" LACUNA_LISTS##sums "}, %" s0 ", %" s1      \
+                                                                                            ", p, 1, 1" tail ";\n}" \
+                   : LACUNA_SUMS##sums                                                                              \
+                   : "l"(a), "l"(b), "r"(add));                                                                     \
+    }                                                                                                               \
+  };
+#define LACUNA_SPARSE_STEP(eight_bits, tokens, sums, kind, tail, s0, s1, s2, s3, s4)                                   \
   template <>                                                                                                          \
-  struct Step<true, false, tokens> {                                                                                   \
-    template <int kSelector>                                                                                           \
-    static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t, int add) {          \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s2                                                             \
-                   ", 0;\n"                                                                                            \
-                   "wgmma.mma_async.sync.aligned.m64n" #tokens "k32.f32.e4m3.e4m3 {" LACUNA_LISTS##sums                \
-                   "}, %" s0 ", %" s1 ", p, 1, 1;\n}"                                                                  \
-                   : LACUNA_SUMS##sums                                                                                 \
-                   : "l"(a), "l"(b), "r"(add));                                                                        \
-    }                                                                                                                  \
-  };                                                                                                                   \
-  template <>                                                                                                          \
-  struct Step<true, true, tokens> {                                                                                    \
-    template <int kSelector>                                                                                           \
-    static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t metadata, int add) { \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s3                                                             \
-                   ", 0;\n"                                                                                            \
-                   "wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k64.f32.e4m3.e4m3 {" LACUNA_LISTS##sums             \
-                   "}, %" s0 ", %" s1 ", %" s2 ", 0, p, 1, 1;\n}"                                                      \
-                   : LACUNA_SUMS##sums                                                                                 \
-                   : "l"(a), "l"(b), "r"(metadata), "r"(add));                                                         \
-    }                                                                                                                  \
-  };                                                                                                                   \
-  template <>                                                                                                          \
-  struct Step<false, false, tokens> {                                                                                  \
-    template <int kSelector>                                                                                           \
-    static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t, int add) {          \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s2                                                             \
-                   ", 0;\n"                                                                                            \
-                   "wgmma.mma_async.sync.aligned.m64n" #tokens "k16.f32.bf16.bf16 {" LACUNA_LISTS##sums                \
-                   "}, %" s0 ", %" s1 ", p, 1, 1, 0, 0;\n}"                                                            \
-                   : LACUNA_SUMS##sums                                                                                 \
-                   : "l"(a), "l"(b), "r"(add));                                                                        \
-    }                                                                                                                  \
-  };                                                                                                                   \
-  template <>                                                                                                          \
-  struct Step<false, true, tokens> {                                                                                   \
+  struct Step<eight_bits, true, tokens> {                                                                              \
     template <int kSelector>                                                                                           \
     static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t metadata, int add) { \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s3                                                             \
                    ", 0;\n"                                                                                            \
-                   "wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k32.f32.bf16.bf16 {" LACUNA_LISTS##sums             \
-                   "}, %" s0 ", %" s1 ", %" s2 ", %" s4 ", p, 1, 1, 0, 0;\n}"                                          \
+                   "wgmma.mma_async.sp.sync.aligned.m64n" #tokens kind " {" LACUNA_LISTS##sums                         \
+                   "}, %" s0 ", %" s1 ", %" s2 ", %" s4 ", p, 1, 1" tail ";\n}"                                        \
                    : LACUNA_SUMS##sums                                                                                 \
-                   : "l"(a), "l"(b), "r"(metadata), "r"(add), "n"(kSelector));                                         \
+                   : "l"(a), "l"(b), "r"(metadata), "r"(add), "n"(eight_bits ? 0 : kSelector));                        \
     }                                                                                                                  \
   };
+#define LACUNA_STEP(tokens, sums, s0, s1, s2, s3, s4)                                 \
+  LACUNA_DENSE_STEP(true, tokens, sums, "k32.f32.e4m3.e4m3", "", s0, s1, s2)          \
+  LACUNA_DENSE_STEP(false, tokens, sums, "k16.f32.bf16.bf16", ", 0, 0", s0, s1, s2)   \
+  LACUNA_SPARSE_STEP(true, tokens, sums, "k64.f32.e4m3.e4m3", "", s0, s1, s2, s3, s4) \
+  LACUNA_SPARSE_STEP(false, tokens, sums, "k32.f32.bf16.bf16", ", 0, 0", s0, s1, s2, s3, s4)
 LACUNA_STEP(64, 32, "32", "33", "34", "35", "36")
 LACUNA_STEP(128, 64, "64", "65", "66", "67", "68")
 LACUNA_STEP(192, 96, "96", "97", "98", "99", "100")
 LACUNA_STEP(256, 128, "128", "129", "130", "131", "132")
 #undef LACUNA_STEP
+#undef LACUNA_DENSE_STEP
+#undef LACUNA_SPARSE_STEP
 
 }  // namespace lacuna::cuda
