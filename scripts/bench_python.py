@@ -6,11 +6,12 @@ installed). Errors are ||y - y32|| / ||y32|| against the float32 net. A form is 
 """
 
 import argparse
+import copy
 import json
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable
 
 import torch
@@ -160,29 +161,29 @@ def times(call: Callable[[], Any], device: torch.device, runs: int) -> list[floa
 
 
 def measure(args: argparse.Namespace, net_name: str, device: torch.device, dtype: torch.dtype) -> list[dict[str, Any]]:
-    size = SIZES[args.size]
-    rows = []
-    expected = None
+    size = replace(SIZES[args.size], layers=args.layers or SIZES[args.size].layers)
+    rows: list[dict[str, Any]] = []
+    torch.manual_seed(args.seed)
+    with torch.device(device):
+        dense, inputs = NETS[net_name](size)
+    dense.eval().to(device)
+    expected = sample_of(dense(**inputs)).float()
+    dense.to(dtype)
+    inputs = {name: one.to(dtype) for name, one in inputs.items()}
     for form in FORMS:
-        torch.manual_seed(args.seed)
-        net, inputs = NETS[net_name](size)
-        net.eval()
-        if expected is None:
-            expected = sample_of(net.to(device)(**{name: one.to(device) for name, one in inputs.items()})).float().cpu()
-        net.to("cpu", dtype)
+        net = dense
         if form != "dense":
+            net = copy.deepcopy(dense)
             lacuna.replace_linears(net, policy_of(net_name, form))
-        net.to(device)
-        inputs = {name: one.to(device, dtype) for name, one in inputs.items()}
         bytes_of_weights = sum(one.numel() * one.element_size() for one in (*net.parameters(), *net.buffers()))
         for mode in args.modes.split(","):
-            called = torch.compile(net, fullgraph=True) if mode == "compiled" else net
+            called = torch.compile(net, fullgraph=True, options=lacuna.compile_options()) if mode == "compiled" else net
             call: Callable[[], Any] = lambda called=called: called(**inputs)  # noqa: E731
             if mode == "graph":
                 call = as_graph(call)
             for _ in range(args.warmup):
                 output = call()
-            error = float((sample_of(output).float().cpu() - expected).norm() / expected.norm())
+            error = float((sample_of(output).float() - expected).norm() / expected.norm())
             if not error < args.most_error:
                 raise SystemExit(f"error: {net_name} {form} {mode}: relative error {error}, more than --most-error {args.most_error}")
             found = times(call, device, args.runs)
@@ -227,6 +228,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--nets", default=",".join(NETS), help=f"of {', '.join(NETS)}")
     parser.add_argument("--size", default="small", choices=SIZES, help="flux: the width, heads and tokens of FLUX.1 at 1024 x 1024, four layers")
+    parser.add_argument("--layers", type=int, default=0, help="layers of a net, in place of the size's")
     parser.add_argument("--dtype", default="", help="float32, float16 or bfloat16; default: bfloat16 on CUDA, float32 on the CPU")
     parser.add_argument("--modes", default="", help="of eager, compiled, graph (CUDA); default: all that the device has")
     parser.add_argument("--runs", type=int, default=20)

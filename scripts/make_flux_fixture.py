@@ -11,6 +11,10 @@ the names of the first release. `CASE.safetensors` holds for one set of inputs:
                 then rounded
   f32.sample    the net's output in float32, by diffusers as it is
   bf16.sample   the net's output with weights and activations in BF16
+`norms_CASE.safetensors` holds what the linear layers read in that case, over all samples (and steps of the loop):
+  f64.NAME.weight.norm     [K] L2 norms of the inputs' columns in double precision; of experts only routed tokens
+  f64.NAME.second_moment   [K, K] X^T X / tokens, of one layer
+  error.*                  [1] as above
 `denoise.safetensors` holds a loop of four steps of FlowMatchEulerDiscreteScheduler with FLUX.1-dev's settings,
 `sigmas.json` the noise levels of several such loops.
 """
@@ -214,6 +218,68 @@ def run(net, inputs, dtype):
     return {key: value.detach().clone() for key, value in seen.items()}
 
 
+def expert_masks(net):
+    """Hooks that keep which tokens each expert gets: name of an expert -> [tokens] of the last call."""
+    masks = {}
+
+    def watch(name, experts):
+        def hook(_module, args):
+            best = torch.topk(torch.nn.functional.linear(args[0], experts.gate.weight), MOE["moe_top_k"], dim=-1).indices
+            for e in range(MOE["moe_num_experts"]):
+                masks[f"{name}.experts.{e}."] = (best == e).any(dim=-1).flatten()
+        experts.register_forward_pre_hook(hook)
+
+    for name, module in net.named_modules():
+        if isinstance(module, Experts):
+            watch(name, module)
+    return masks
+
+
+def watch_inputs(net):
+    """Hooks that add up X^T X of every linear layer's inputs: name -> [K, K], and their tokens."""
+    masks, moments, tokens = expert_masks(net), {}, {}
+
+    def watch(name, module):
+        def hook(_module, args):
+            x = args[0].reshape(-1, args[0].shape[-1])
+            for expert, mask in masks.items():
+                if name.startswith(expert):
+                    x = x[mask]
+            moments[name] = moments.get(name, 0) + x.double().T @ x.double()
+            tokens[name] = tokens.get(name, 0) + len(x)
+        module.register_forward_pre_hook(hook)
+
+    for name, module in net.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            watch(name, module)
+    return moments, tokens
+
+
+MOMENT_OF = "transformer_blocks.0.attn.to_out.0"
+
+
+def write_norms(path, net, work):
+    """work(net, dtype): runs the net."""
+    def gather(dtype):
+        model = copy.deepcopy(net).to(dtype)
+        moments, tokens = watch_inputs(model)
+        with torch.no_grad():
+            work(model, dtype)
+        out = {f"{name}.weight.norm": moment.diagonal().sqrt() for name, moment in moments.items() if tokens[name] > 0}
+        out[MOMENT_OF + ".weight.second_moment"] = moments[MOMENT_OF] / tokens[MOMENT_OF]
+        return out
+
+    with no_float32():
+        truth = gather(torch.float64)
+    with exact_time():
+        single = gather(torch.float32)
+    out = {}
+    for key, value in truth.items():
+        out[f"f64.{key}"] = value.to(torch.float32).contiguous()
+        out[f"error.{key}"] = (single[key] - value).abs().max().reshape(1).to(torch.float32)
+    save_file(out, path)
+
+
 def image_ids(height, width):
     return FluxPipeline._prepare_latent_image_ids(1, height, width, "cpu", torch.float32)
 
@@ -249,6 +315,10 @@ def write_case(path, net, inputs, bf16):
     save_file({key: value.contiguous() for key, value in out.items()}, path)
 
 
+def write_case_norms(path, net, inputs):
+    write_norms(path, net, lambda model, dtype: model(**{key: value.to(dtype) for key, value in inputs.items()}))
+
+
 def schedule(settings, steps, tokens):
     scheduler = FlowMatchEulerDiscreteScheduler(**settings)
     mu = calculate_shift(tokens, settings.get("base_image_seq_len", 256), settings.get("max_image_seq_len", 4096),
@@ -266,9 +336,9 @@ def write_denoise(path, net, height, width, steps):
     inputs = make_inputs(net, 1, 7, height // 2, width // 2, [1.0], [3.5], 78)
     scheduler = schedule(DEV_SCHEDULE, steps, packed.shape[1])
 
-    def loop(dtype):
+    def loop(model, dtype):
         x = packed.to(dtype)
-        model = copy.deepcopy(net).to(dtype)
+        stepper = copy.deepcopy(scheduler)  # counts its steps
         with torch.no_grad():
             for i, t in enumerate(scheduler.timesteps):
                 arguments = {key: value.to(dtype) for key, value in inputs.items()}
@@ -277,13 +347,14 @@ def write_denoise(path, net, height, width, steps):
                 if dtype == torch.float64:
                     x = x + (scheduler.sigmas[i + 1].double() - scheduler.sigmas[i].double()) * velocity
                 else:
-                    x = scheduler.step(velocity, t, x, return_dict=False)[0]
+                    x = stepper.step(velocity, t, x, return_dict=False)[0]
         return x
 
     with no_float32():
-        truth = loop(torch.float64)
+        truth = loop(copy.deepcopy(net).double(), torch.float64)
     with exact_time():
-        single = loop(torch.float32)
+        single = loop(copy.deepcopy(net), torch.float32)
+    write_norms(path.with_name("norms_denoise.safetensors"), net, loop)
     save_file({
         "in.latents": latents,
         "in.prompt_embeds": inputs["encoder_hidden_states"],
@@ -327,8 +398,10 @@ def main():
             ("dev_text77", "dev", 1, 77, 1, 5, [0.0123], [7.25], False),
             ("schnell", "schnell", 1, 5, 4, 2, [1.0], None, True),
             ("moe", "moe", 1, 6, 3, 4, [0.5], None, True)):
-        write_case(out / f"{case}.safetensors", nets[name], make_inputs(nets[name], batch, text, height, width, timestep, guidance, 5),
-                   bf16)
+        inputs = make_inputs(nets[name], batch, text, height, width, timestep, guidance, 5)
+        write_case(out / f"{case}.safetensors", nets[name], inputs, bf16)
+        if case in ("dev", "moe"):
+            write_case_norms(out / f"norms_{case}.safetensors", nets[name], inputs)
     write_denoise(out / "denoise.safetensors", nets["dev"], 4, 6, 4)
     levels = [dict(settings=settings, steps=steps, tokens=tokens,
                    sigmas=[float(s) for s in schedule(settings, steps, tokens).sigmas])

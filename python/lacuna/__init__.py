@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from lacuna._core import Error, Policy, set_threads
 from lacuna.linear import Fp8Linear, PackedLinear, Sparse24Bf16Linear, Sparse24Fp8Linear
-from lacuna.ops import quantize_per_token
+from lacuna.ops import compile_options, quantize_per_token
 from lacuna.packed_file import load_packed, save_packed
 from lacuna.replace import Left, Replaced, Report, replace_linears
 
@@ -27,6 +27,7 @@ __all__ = [
     "Report",
     "Sparse24Bf16Linear",
     "Sparse24Fp8Linear",
+    "compile_options",
     "load_packed",
     "quantize_per_token",
     "replace_linears",

@@ -272,7 +272,7 @@ class PackedLinear(nn.Module):
         scale: Optional[Tensor] = None
         if self.scaled:
             codes, x_scale = torch.ops.lacuna.quantize_per_token(x)
-            scale = self.block_scale.view(torch.float32)
+            scale = self.block_scale
         else:
             codes = x.to(torch.bfloat16)
             if self.in_features % 8 != 0:  # rows of a multiple of 16 bytes

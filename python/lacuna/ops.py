@@ -19,10 +19,8 @@ _library = torch.library.Library("lacuna", "DEF")
 
 
 def _share(tensor: Optional[Tensor]) -> Any:
-    """As the extension takes it. float8 goes as bytes, since DLPack's float8 is not everywhere yet."""
-    if tensor is None:
-        return None
-    return to_dlpack(tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor)
+    """As the extension takes it."""
+    return None if tensor is None else to_dlpack(tensor)
 
 
 def _stream(tensor: Tensor) -> int:
@@ -41,13 +39,14 @@ def padded(K: int) -> int:
 
 # ---- quantization of tokens ----
 
+# Codes are bytes inside operators: torch compares, clears and exchanges those everywhere, float8 not.
 _library.define("quantize_per_token(Tensor x) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def _empty_codes(x: Tensor) -> tuple[Tensor, Tensor]:
     M, K = x.shape
     make = x.new_empty if padded(K) == K else x.new_zeros
-    return make((M, padded(K)), dtype=torch.float8_e4m3fn), x.new_empty((M,), dtype=torch.float32)
+    return make((M, padded(K)), dtype=torch.uint8), x.new_empty((M,), dtype=torch.float32)
 
 
 @torch.library.register_fake("lacuna::quantize_per_token", lib=_library)
@@ -79,8 +78,17 @@ def quantize_per_token(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     check_input(x, "quantize_per_token")
     K = x.shape[-1]
+    if K == 0:
+        raise Error("quantize_per_token: the input has tokens of no values; it has to be [..., K], K at least 1")
     codes, scale = torch.ops.lacuna.quantize_per_token(x.reshape(-1, K))
-    return codes[:, :K].reshape(x.shape), scale.reshape(x.shape[:-1])
+    return codes[:, :K].reshape(x.shape).view(torch.float8_e4m3fn), scale.reshape(x.shape[:-1])
+
+
+def compile_options() -> dict[str, Any]:
+    """Options of ``torch.compile(module, options=...)`` with which layers that share an input quantize it once on CUDA devices."""
+    from lacuna.inductor import SharedQuantization  # takes a second to import
+
+    return {"post_grad_custom_pre_pass": SharedQuantization()}
 
 
 # ---- products ----
@@ -100,6 +108,7 @@ def _packed_linear_cpu(x: Tensor, packed: Tensor, bias: Optional[Tensor], layout
     return y.to(dtype)
 
 
+# scale: float32 as bytes, as layers keep it.
 _library.define(
     "tensor_core_linear(Tensor x, Tensor? x_scale, Tensor blocks, Tensor? scale, Tensor? bias, str layout, int N, int K, ScalarType dtype, "
     "str accumulate) -> Tensor",
@@ -138,7 +147,8 @@ def _tensor_core_linear_cuda(
 ) -> Tensor:
     with torch.cuda.device(x.device):
         y = x.new_empty((x.shape[0], N), dtype=dtype)
-        _core.cuda_linear(layout, K, _share(_aligned(x)), _share(x_scale), _share(blocks), _share(scale), _share(bias), _share(y), accumulate, _stream(x))
+        scales = None if scale is None else scale.view(torch.float32)
+        _core.cuda_linear(layout, K, _share(_aligned(x)), _share(x_scale), _share(blocks), _share(scales), _share(bias), _share(y), accumulate, _stream(x))
     return y
 
 
@@ -164,3 +174,8 @@ def check_device(device: torch.device, layout: str, who: str) -> None:
     have = torch.cuda.get_device_capability(device)
     if have < need:
         raise Error(f"{who}: {torch.cuda.get_device_name(device)} has compute capability {have[0]}.{have[1]}, but {layout} needs {need[0]}.{need[1]} or later")
+    with torch.cuda.device(device):
+        try:
+            _core.cuda_open(torch.cuda.current_device())
+        except Error as error:
+            raise Error(f"{who}: {str(error).removeprefix('--device cuda: ')}") from None

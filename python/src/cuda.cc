@@ -181,6 +181,9 @@ void bind_cuda(nb::module_& m) {
 #else
   m.attr("has_cuda") = false;
 #endif
+  m.def(
+      "cuda_open", [](int index) { device(index); }, nb::arg("index"), release,
+      "Throws Error for a CUDA device that the kernels of this build do not run on.");
   m.def("make_tiles", &make_tiles, nb::arg("layout"), nb::arg("K"), nb::arg("packed"),
         "The form that tensor cores read (src/kernels/cuda/tensor_core.h) of packed, uint8 [N, row_bytes] on the CPU: "
         "blocks, uint8, and scales, float32 [N rounded up to 64], empty for nm24_bf16.");

@@ -1,6 +1,7 @@
+import contextlib
 import copy
 import io
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -41,10 +42,66 @@ def test_types_and_leading_dimensions(device: torch.device, layer_type: type[Pac
         assert_close(layer, x, y)
 
 
-def test_views_of_inputs(device: torch.device) -> None:
-    layer = Sparse24Bf16Linear.from_weight(torch.randn(32, 64)).to(device)
-    x = torch.randn(6, 65, device=device, dtype=torch.bfloat16)[:, 1:]
-    assert torch.equal(layer(x), layer(x.contiguous()))
+@pytest.mark.parametrize("layer_type", LAYERS)
+def test_a_device_that_is_not_the_current_one(device: torch.device, layer_type: type[PackedLinear]) -> None:
+    if device.type == "cpu":
+        return
+    if torch.cuda.device_count() < 2:
+        pytest.skip("on CUDA: there is one device only")
+    layer = layer_type.from_weight(torch.randn(70, 64), torch.randn(70)).to("cuda:1")
+    x = torch.randn(5, 64, device="cuda:1")
+    y = layer(x)
+    assert y.device == x.device and torch.cuda.current_device() == 0
+    assert_close(layer, x, y)
+    with pytest.raises(lacuna.Error, match="the input is on cuda:0, but the layer on cuda:1; move one of them"):
+        layer(x.to("cuda:0"))
+    assert_close(layer.to("cuda:0"), x, layer(x.to("cuda:0")))
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rows apart": lambda values: torch.cat([values, values], -1)[:, : values.shape[1]],
+    "not aligned": lambda values: torch.cat([values[:, :1], values], -1)[:, 1:],
+    "contiguous, not aligned": lambda values: torch.cat([values.flatten()[:1], values.flatten()])[1:].view(values.shape),
+    "transposed": lambda values: values.T.contiguous().T,
+    "every second row": lambda values: values.repeat_interleave(2, 0)[::2],
+    "one row for all": lambda values: values[:1].expand(*values.shape),
+}
+
+
+@pytest.mark.parametrize("layer_type", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_of_inputs(device: torch.device, layer_type: type[PackedLinear], dtype: torch.dtype, view: str) -> None:
+    layer = layer_type.from_weight(torch.randn(32, 64)).to(device)
+    x = VIEWS[view](torch.randn(6, 64, device=device, dtype=dtype))
+    assert torch.equal(layer(x), layer(x.clone(memory_format=torch.contiguous_format)))
+    assert_close(layer, x, layer(x))
+
+
+@pytest.mark.parametrize("layer_type", LAYERS)
+@torch.inference_mode()
+def test_inference_mode(device: torch.device, layer_type: type[PackedLinear]) -> None:
+    layer = layer_type.from_weight(torch.randn(32, 64)).to(device)
+    x = torch.randn(6, 64, device=device)
+    assert_close(layer, x, layer(x))
+
+
+@pytest.mark.parametrize("layer_type", [Fp8Linear, Sparse24Fp8Linear])
+def test_full_accumulation(device: torch.device, layer_type: type[PackedLinear]) -> None:
+    layer = layer_type.from_weight(torch.randn(32, 4096).abs()).to(device)
+    x = torch.randn(16, 4096, device=device).abs()  # sums of one sign: what is lost adds up
+    exact, _ = product(layer, x)
+    errors = {}
+    for mode in ("fast", "full"):
+        layer.accumulate = mode
+        y = layer(x)
+        assert_close(layer, x, y)
+        errors[mode] = float((y.cpu().double() - exact).norm() / exact.norm())
+    if device.type == "cuda":
+        assert errors["full"] < 0.5 * errors["fast"]
+        layer.accumulate = "slow"
+        with pytest.raises(lacuna.Error, match='accumulate is "slow", but has to be "fast" or "full"'):
+            layer(x)
 
 
 def test_a_nan_token_does_not_touch_others(device: torch.device) -> None:
@@ -221,11 +278,31 @@ def test_refuses_cards_by_what_a_layout_needs(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Card")
+    opened: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(lacuna._core, "cuda_open", opened.append)
     if not refused:
-        return check_device(torch.device("cuda"), layer_type.layout, "layer")
+        check_device(torch.device("cuda"), layer_type.layout, "layer")
+        assert opened == [3]
+        return
     words = f"layer: Card has compute capability {capability[0]}.{capability[1]}, but {layer_type.layout} needs"
     with pytest.raises(lacuna.Error, match=words):
         check_device(torch.device("cuda"), layer_type.layout, "layer")
+
+
+def test_refuses_cards_for_which_the_build_has_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_code(index: int) -> None:
+        raise lacuna.Error(f"--device cuda: card {index} has compute capability 8.6, for which this build holds no code")
+
+    monkeypatch.setattr(lacuna._core, "has_cuda", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(lacuna._core, "cuda_open", no_code)
+    with pytest.raises(lacuna.Error, match="^layer: card 3 has compute capability 8.6, for which this build holds no code$"):
+        check_device(torch.device("cuda"), "nm24_bf16", "layer")
 
 
 class _Elsewhere:

@@ -49,7 +49,9 @@ def test_takes_views(device: torch.device) -> None:
     assert torch.equal(bits(codes), bits(expected_codes)) and torch.equal(scale.cpu(), expected_scale)
 
 
-@pytest.mark.parametrize("x, words", [(torch.ones(2, 4, dtype=torch.int32), "torch.int32"), (torch.tensor(1.0), "no dimension")])
+@pytest.mark.parametrize(
+    "x, words", [(torch.ones(2, 4, dtype=torch.int32), "torch.int32"), (torch.tensor(1.0), "no dimension"), (torch.ones(2, 0), "tokens of no values")]
+)
 def test_refuses_other_tensors(x: torch.Tensor, words: str) -> None:
     with pytest.raises(lacuna.Error, match=words):
         lacuna.quantize_per_token(x)

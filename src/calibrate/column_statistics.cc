@@ -16,6 +16,15 @@ int bin_of(float value, float least, float most) {
   return std::clamp(int((double(value) - double(least)) / width * kEntropyBins), 0, kEntropyBins - 1);
 }
 
+constexpr int64_t kColumnsPerTask = 256;
+
+/// work(begin, end) on ranges of columns.
+template <class Work>
+void over_columns(int64_t K, ThreadPool* pool, const Work& work) {
+  if (pool == nullptr) return work(int64_t{0}, K);
+  pool->parallel_for(K, kColumnsPerTask, work);
+}
+
 }  // namespace
 
 double entropy_of(std::span<const int64_t> counts) {
@@ -32,29 +41,33 @@ ColumnStatistics::ColumnStatistics(int64_t K)
       least_(size_t(K), std::numeric_limits<float>::infinity()),
       most_(size_t(K), -std::numeric_limits<float>::infinity()) {}
 
-void ColumnStatistics::add(const float* x, int64_t stride, int64_t M) {
+void ColumnStatistics::add(const float* x, int64_t stride, int64_t M, ThreadPool* pool) {
   for (int64_t m = 0; m < M; ++m)
     for (int64_t k = 0; k < K_; ++k)
       if (!std::isfinite(x[m * stride + k]))
         throw Error("token {}: input {} is {}; the statistics need finite activations", tokens_ + m, k,
                     x[m * stride + k]);
-  for (int64_t m = 0; m < M; ++m) {
-    for (int64_t k = 0; k < K_; ++k) {
-      const float value = x[m * stride + k];
-      const auto at = size_t(k);
-      sum_[at] += double(value) * double(value);
-      least_[at] = std::min(least_[at], value);
-      most_[at] = std::max(most_[at], value);
+  over_columns(K_, pool, [&](int64_t begin, int64_t end) {
+    for (int64_t m = 0; m < M; ++m) {
+      for (int64_t k = begin; k < end; ++k) {
+        const float value = x[m * stride + k];
+        const auto at = size_t(k);
+        sum_[at] += double(value) * double(value);
+        least_[at] = std::min(least_[at], value);
+        most_[at] = std::max(most_[at], value);
+      }
     }
-  }
+  });
   tokens_ += M;
 }
 
-void ColumnStatistics::count(const float* x, int64_t stride, int64_t M) {
+void ColumnStatistics::count(const float* x, int64_t stride, int64_t M, ThreadPool* pool) {
   counts_.resize(size_t(K_ * kEntropyBins));
-  for (int64_t m = 0; m < M; ++m)
-    for (int64_t k = 0; k < K_; ++k)
-      ++counts_[size_t(k * kEntropyBins + bin_of(x[m * stride + k], least_[size_t(k)], most_[size_t(k)]))];
+  over_columns(K_, pool, [&](int64_t begin, int64_t end) {
+    for (int64_t m = 0; m < M; ++m)
+      for (int64_t k = begin; k < end; ++k)
+        ++counts_[size_t(k * kEntropyBins + bin_of(x[m * stride + k], least_[size_t(k)], most_[size_t(k)]))];
+  });
   counted_ += M;
 }
 

@@ -1,13 +1,12 @@
 // src/calibrate/column_statistics.h - what 2:4 masks want to know of a matrix's inputs (io/image_masks.h): the L2 norm
 // of each over all tokens, and the information entropy of its values.
-//
-// A norms file is safetensors: for each matrix NAME, whose inputs were seen, NAME.norm and NAME.entropy, F32 [K]; its
-// metadata say "tokens" (how many the norms are of), "steps" (denoising steps) and "bins" (of the entropy).
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "core/thread_pool.h"
 
 namespace lacuna::calibrate {
 
@@ -21,13 +20,14 @@ double entropy_of(std::span<const int64_t> counts);
 class ColumnStatistics {
  public:
   explicit ColumnStatistics(int64_t K);
+  int64_t K() const { return K_; }
   int64_t tokens() const { return tokens_; }
 
   /// x: [M, K], rows `stride` floats apart. Throws Error naming token (of all added so far) and input of the first
-  /// value that is not finite; then nothing of x is added.
-  void add(const float* x, int64_t stride, int64_t M);
+  /// value that is not finite; then nothing of x is added. pool: shares the columns out; the results are the same.
+  void add(const float* x, int64_t stride, int64_t M, ThreadPool* pool = nullptr);
   /// The second pass: values are counted in the bins that the first found. What lies outside counts in the outer bins.
-  void count(const float* x, int64_t stride, int64_t M);
+  void count(const float* x, int64_t stride, int64_t M, ThreadPool* pool = nullptr);
 
   /// [K]
   std::vector<float> norms() const;

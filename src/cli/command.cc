@@ -51,10 +51,11 @@ void add_common(CLI::App& command, Common& common) {
 void check_common(const Common& common) {
   if (common.device == "cuda")
     throw Error(
-        "--device cuda is for `run`, `perplexity`, `eval`, `bench`, `tune` and `compress` so far; leave it out here");
+        "--device cuda is for `run`, `perplexity`, `eval`, `bench`, `tune`, `compress` and `image step`, `denoise`, "
+        "`bench` and `linear` so far; leave it out here");
 }
 
-void add_gpu(CLI::App& command, GpuFlags& flags) {
+void add_gpu_choice(CLI::App& command, GpuFlags& flags) {
   command.add_option("--gpu", flags.index, "number of the CUDA device")
       ->check(CLI::Range(0, 1023))
       ->capture_default_str()
@@ -67,6 +68,10 @@ void add_gpu(CLI::App& command, GpuFlags& flags) {
       ->capture_default_str()
       ->type_name("GIB")
       ->group("CUDA");
+}
+
+void add_gpu(CLI::App& command, GpuFlags& flags) {
+  add_gpu_choice(command, flags);
   command
       .add_option("--gpu-layers", flags.layers,
                   "run the last N layers and the output head on the device, the layers before them on the CPU: for "
@@ -99,7 +104,8 @@ void refuse_split(const GpuFlags& flags, std::string_view what) {
 
 void refuse_given(const CLI::App& command, std::initializer_list<const char*> flags, std::string_view needs) {
   for (const char* flag : flags)
-    if (command.count(flag) > 0) throw Error("{} needs {}", flag, needs);
+    if (const CLI::Option* option = command.get_option_no_throw(flag); option != nullptr && option->count() > 0)
+      throw Error("{} needs {}", flag, needs);
 }
 
 void check_gpu(const CLI::App& command, const Common& common) {

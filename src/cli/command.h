@@ -72,6 +72,8 @@ Action add_image(CLI::App& program);
 
 void add_common(CLI::App& command, Common& common);
 void add_gpu(CLI::App& command, GpuFlags& flags);
+/// Of add_gpu's flags those that choose a device and how much of its memory may be used.
+void add_gpu_choice(CLI::App& command, GpuFlags& flags);
 /// Throws Error naming the first of these flags that was given, which would be ignored; needs: what gives it a meaning.
 void refuse_given(const CLI::App& command, std::initializer_list<const char*> flags, std::string_view needs);
 /// Throws Error for a flag of add_gpu on another device.

@@ -15,6 +15,8 @@ Action add_image_denoise(CLI::App& group);
 Action add_image_bench(CLI::App& group);
 Action add_image_linear(CLI::App& group);
 Action add_image_compress(CLI::App& group);
+Action add_image_calibrate(CLI::App& group);
+Action add_image_errors(CLI::App& group);
 Action add_image_policy(CLI::App& group);
 
 }  // namespace lacuna::cli

@@ -6,11 +6,12 @@
 
 #include "cli/command.h"
 #include "cli/image.h"
+#include "cli/image_net.h"
 #include "core/error.h"
 #include "core/progress.h"
 #include "io/float_tensors.h"
 #include "io/image_checkpoint.h"
-#include "model/flux/net.h"
+#include "model/flux/config.h"
 #include "model/flux/sampler.h"
 
 namespace lacuna::cli {
@@ -54,26 +55,16 @@ std::span<const float> part(const io::FloatTensor& tensor, int64_t index) {
   return std::span(tensor.values).subspan(size_t(index) * size, size);
 }
 
-struct LoadedNet {
-  io::ImageCheckpoint checkpoint;
-  ThreadPool pool;
-  model::flux::Net net;
-  LoadedNet(const std::string& path, int threads)
-      : checkpoint(io::ImageCheckpoint::open(path)), pool(threads), net(checkpoint, pool) {}
-};
-
 struct StepOptions : Common {
   std::string model, inputs, out;
+  GpuFlags gpu;
 };
 
 int step(const StepOptions& options) {
-  check_common(options);
   check_out("-o", options.out);
   const InputFile inputs(options.inputs);
-  const auto start = Clock::now();
-  LoadedNet loaded(options.model, options.threads);
-  const double load_s = seconds_since(start);
-  const model::flux::Config& config = loaded.net.config();
+  const io::ImageCheckpoint checkpoint = io::ImageCheckpoint::open(options.model);
+  const model::flux::Config config = model::flux::read_config(checkpoint);
   const auto axes = int64_t(config.rope_axes.size());
   const io::FloatTensor& latents = inputs.need("hidden_states", {-1, -1, config.in_channels});
   const int64_t batch = latents.dims[0], tokens = latents.dims[1];
@@ -84,20 +75,18 @@ int step(const StepOptions& options) {
   const io::FloatTensor& image_ids = inputs.need("img_ids", {tokens, axes});
   const io::FloatTensor& text_ids = inputs.need("txt_ids", {text.dims[1], axes});
 
+  std::vector<model::flux::Inputs> images;
+  for (int64_t b = 0; b < batch; ++b)
+    images.push_back({part(latents, b), part(text, b), part(pooled, b), timestep.values[size_t(b)],
+                      guidance != nullptr ? guidance->values[size_t(b)] : 0.0f, image_ids.values, text_ids.values});
+  const auto start = Clock::now();
+  ImageNet net(checkpoint, options, options.gpu,
+               {.images = batch, .text_tokens = text.dims[1], .image_tokens = tokens});
+  const double load_s = seconds_since(start);
   io::FloatTensor sample{{batch, tokens, config.out_channels},
                          std::vector<float>(size_t(batch * tokens * config.out_channels))};
   const auto begin = Clock::now();
-  for (int64_t b = 0; b < batch; ++b) {
-    const model::flux::Inputs one{part(latents, b),
-                                  part(text, b),
-                                  part(pooled, b),
-                                  timestep.values[size_t(b)],
-                                  guidance != nullptr ? guidance->values[size_t(b)] : 0.0f,
-                                  image_ids.values,
-                                  text_ids.values};
-    const auto size = size_t(tokens * config.out_channels);
-    loaded.net.predict(one, std::span(sample.values).subspan(size_t(b) * size, size));
-  }
+  net.predict(images, sample.values);
   const double step_s = seconds_since(begin);
   io::write_float_tensors(options.out, {{"sample", std::move(sample)}});
   if (options.json)
@@ -105,9 +94,10 @@ int step(const StepOptions& options) {
                 {"batch", batch},
                 {"tokens", tokens},
                 {"text_tokens", text.dims[1]},
+                {"device", net.device_name()},
                 {"load_s", load_s},
                 {"step_s", step_s},
-                {"weight_bytes", loaded.checkpoint.weight_bytes()}});
+                {"weight_bytes", checkpoint.weight_bytes()}});
   else
     print(fmt::format("{}: sample [{}, {}, {}]\nload {:.2f} s | step {:.3f} s | peak memory {}\n", options.out, batch,
                       tokens, config.out_channels, load_s, step_s, human_bytes(peak_memory_bytes())));
@@ -119,6 +109,7 @@ struct DenoiseOptions : Common {
   int64_t steps = 28, height = 1024, width = 1024;
   double guidance = 3.5;
   uint64_t seed = 0;
+  GpuFlags gpu;
 };
 
 constexpr int64_t kPixelsPerLatent = kPixelsPerToken / 2;  // along one side
@@ -148,13 +139,10 @@ io::FloatTensor first_latents(const DenoiseOptions& options, const InputFile& in
 }
 
 int denoise(const DenoiseOptions& options, bool has_guidance) {
-  check_common(options);
   check_out("-o", options.out);
   const InputFile inputs(options.inputs);
-  const auto start = Clock::now();
-  LoadedNet loaded(options.model, options.threads);
-  const double load_s = seconds_since(start);
-  const model::flux::Config& config = loaded.net.config();
+  const io::ImageCheckpoint checkpoint = io::ImageCheckpoint::open(options.model);
+  const model::flux::Config config = model::flux::read_config(checkpoint);
   if (has_guidance && !config.guidance)
     throw Error("--guidance {}: {} has no guidance embedding; leave it out", options.guidance, options.model);
   if (config.in_channels % 4 != 0 || config.out_channels != config.in_channels || config.rope_axes.size() != 3)
@@ -172,24 +160,29 @@ int denoise(const DenoiseOptions& options, bool has_guidance) {
   const std::vector<float> image_ids = model::flux::image_ids(shape);
   const std::vector<float> text_ids(size_t(text.dims[1]) * config.rope_axes.size(), 0.0f);
 
+  const auto start = Clock::now();
+  ImageNet net(checkpoint, options, options.gpu,
+               {.images = batch, .text_tokens = text.dims[1], .image_tokens = shape.tokens()});
+  const double load_s = seconds_since(start);
   const auto begin = Clock::now();
   Progress progress("Denoising", batch * options.steps, "steps");
-  std::vector<float> direction(size_t(shape.values()));
-  for (int64_t b = 0; b < batch; ++b) {
-    const std::span image = std::span(latents.values).subspan(size_t(b) * direction.size(), direction.size());
-    std::vector<float> x = model::flux::pack_latents(image, shape);
-    for (int64_t i = 0; i < options.steps; ++i) {
-      const float level = levels[size_t(i)];
-      naming_file(fmt::format("image {}, step {}", b, i), [&] {
-        loaded.net.predict({x, part(text, b), part(pooled, b), level, options.guidance, image_ids, text_ids},
-                           direction);
-      });
-      model::flux::euler_step(x, direction, level, levels[size_t(i + 1)]);
-      progress.add(1);
-    }
-    const std::vector<float> unpacked = model::flux::unpack_latents(x, shape);
-    std::copy(unpacked.begin(), unpacked.end(), image.begin());
+  const auto size = size_t(shape.values());
+  std::vector<std::vector<float>> x;
+  for (int64_t b = 0; b < batch; ++b) x.push_back(model::flux::pack_latents(part(latents, b), shape));
+  std::vector<float> directions(size * size_t(batch));
+  for (int64_t i = 0; i < options.steps; ++i) {
+    const float level = levels[size_t(i)];
+    std::vector<model::flux::Inputs> images;
+    for (int64_t b = 0; b < batch; ++b)
+      images.push_back({x[size_t(b)], part(text, b), part(pooled, b), level, options.guidance, image_ids, text_ids});
+    naming_file(fmt::format("step {}", i), [&] { net.predict(images, directions); });
+    for (int64_t b = 0; b < batch; ++b)
+      model::flux::euler_step(x[size_t(b)], std::span(directions).subspan(size_t(b) * size, size), level,
+                              levels[size_t(i + 1)]);
+    progress.add(batch);
   }
+  for (int64_t b = 0; b < batch; ++b)
+    std::ranges::copy(model::flux::unpack_latents(x[size_t(b)], shape), latents.values.begin() + b * shape.values());
   progress.hide();
   const double denoise_s = seconds_since(begin);
   const std::vector<int64_t> dims = latents.dims;
@@ -201,9 +194,10 @@ int denoise(const DenoiseOptions& options, bool has_guidance) {
                 {"tokens", shape.tokens()},
                 {"text_tokens", text.dims[1]},
                 {"noise_levels", levels},
+                {"device", net.device_name()},
                 {"load_s", load_s},
                 {"denoise_s", denoise_s},
-                {"weight_bytes", loaded.checkpoint.weight_bytes()}});
+                {"weight_bytes", checkpoint.weight_bytes()}});
   else
     print(fmt::format("{}: latents [{}]\nload {:.2f} s | {} steps {:.2f} s | peak memory {}\n", options.out,
                       fmt::join(dims, ", "), load_s, options.steps, denoise_s, human_bytes(peak_memory_bytes())));
@@ -232,10 +226,16 @@ Action add_image_step(CLI::App& group) {
       "under the names of diffusers' FluxTransformer2DModel, F32, F16 or BF16: hidden_states [B, L, channels], "
       "encoder_hidden_states [B, T, text size], pooled_projections [B, pooled size], timestep [B] from 0 to 1, "
       "guidance "
-      "[B] where the net has one, img_ids [L, 3], txt_ids [T, 3]. -o gets sample [B, L, channels] in F32.");
+      "[B] where the net has one, img_ids [L, 3], txt_ids [T, 3]. -o gets sample [B, L, channels] in F32. A CUDA "
+      "device "
+      "runs the images together.");
   add_files(*command, *options);
+  add_gpu_choice(*command, options->gpu);
   add_common(*command, *options);
-  return [options] { return step(*options); };
+  return [options, command] {
+    check_gpu(*command, *options);
+    return step(*options);
+  };
 }
 
 Action add_image_denoise(CLI::App& group) {
@@ -271,8 +271,12 @@ Action add_image_denoise(CLI::App& group) {
           "FLUX.1-schnell's")
       ->type_name("FILE");
   add_seed(*command, options->seed, "start of the random noise, where --inputs has no latents");
+  add_gpu_choice(*command, options->gpu);
   add_common(*command, *options);
-  return [options, guidance] { return denoise(*options, guidance->count() > 0); };
+  return [options, command, guidance] {
+    check_gpu(*command, *options);
+    return denoise(*options, guidance->count() > 0);
+  };
 }
 
 }  // namespace lacuna::cli

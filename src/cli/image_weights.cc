@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 
+#include "calibrate/two_of_four_descent.h"
 #include "cli/image.h"
 #include "core/say.h"
 #include "io/image_compress.h"
@@ -69,6 +70,7 @@ int compress(const CompressOptions& options) {
   wanted.policy = io::ImagePolicy::load(options.policy);
   wanted.mask = options.files;
   wanted.mask.method = io::mask_method(options.mask);
+  wanted.mask.descent = calibrate::descend_two_of_four;
   const auto start = std::chrono::steady_clock::now();
   ThreadPool pool(options.threads);
   const io::ImageCompressReport report = io::compress_image(options.model, options.out, wanted, pool);
@@ -103,7 +105,7 @@ Action add_image_compress(CLI::App& group) {
   command
       ->add_option("--mask", options->mask,
                    "how the weights of 2:4 matrices are chosen: magnitude; wanda and e-sparse (need --norms); wanda++ "
-                   "(needs --norms and --gradients); file (needs --mask-file)")
+                   "(needs --norms and --gradients); awp (needs --second-moments); file (needs --mask-file)")
       ->check(CLI::Validator(
           [](std::string& text) {
             try {
@@ -121,6 +123,19 @@ Action add_image_compress(CLI::App& group) {
       ->add_option("--norms", options->files.norms,
                    "safetensors with the inputs' statistics: NAME.norm, for e-sparse NAME.entropy")
       ->type_name("FILE")
+      ->group("Masks");
+  command
+      ->add_option(
+          "--second-moments", options->files.moments,
+          "safetensors with NAME.second_moment, as `image calibrate --second-moments` writes them; may be given "
+          "several times")
+      ->allow_extra_args(false)
+      ->type_name("FILE")
+      ->group("Masks");
+  command
+      ->add_flag("--awp-weights", options->files.changed_weights,
+                 "store what --mask awp made of the weights that it keeps, not the original ones: an extension; QuaSpa "
+                 "takes masks alone")
       ->group("Masks");
   command
       ->add_option("--gradients", options->files.gradients,

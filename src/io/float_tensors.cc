@@ -7,7 +7,6 @@
 #include "core/checked_math.h"
 #include "core/error.h"
 #include "core/mapped_file.h"
-#include "io/atomic_file.h"
 #include "io/safetensors.h"
 #include "layout/float_rows.h"
 #include "layout/layout.h"
@@ -35,25 +34,46 @@ FloatTensors read_float_tensors(const std::string& path) {
   return out;
 }
 
-void write_float_tensors(const std::string& path, const FloatTensors& tensors,
-                         const std::map<std::string, std::string>& metadata) {
+FloatTensorWriter::FloatTensorWriter(const std::string& path, const Plan& plan,
+                                     const std::map<std::string, std::string>& metadata)
+    : file_(path) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
-  size_t end = 0;
-  for (const auto& [name, tensor] : tensors) {
-    assert(checked_product(tensor.dims) == int64_t(tensor.values.size()));
-    const size_t begin = end;
-    end += tensor.values.size() * sizeof(float);
-    header[name] = {{"dtype", "F32"}, {"shape", tensor.dims}, {"data_offsets", {begin, end}}};
+  for (const auto& [name, dims] : plan) {
+    const int64_t begin = left_;
+    left_ += checked_product(dims).value();
+    header[name] = {{"dtype", "F32"},
+                    {"shape", dims},
+                    {"data_offsets", {begin * int64_t(sizeof(float)), left_ * int64_t(sizeof(float))}}};
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // the values start at a multiple of 8
   const auto length = uint64_t(text.size());
-  AtomicFile file(path);
-  file.write(std::as_bytes(std::span(&length, 1)));
-  file.write(std::as_bytes(std::span(text)));
-  for (const auto& [name, tensor] : tensors) file.write(std::as_bytes(std::span(tensor.values)));
-  file.commit();
+  file_.write(std::as_bytes(std::span(&length, 1)));
+  file_.write(std::as_bytes(std::span(text)));
+}
+
+void FloatTensorWriter::write(std::span<const float> values) {
+  left_ -= int64_t(values.size());
+  assert(left_ >= 0);
+  file_.write(std::as_bytes(values));
+}
+
+void FloatTensorWriter::finish() {
+  assert(left_ == 0);
+  file_.commit();
+}
+
+void write_float_tensors(const std::string& path, const FloatTensors& tensors,
+                         const std::map<std::string, std::string>& metadata) {
+  FloatTensorWriter::Plan plan;
+  for (const auto& [name, tensor] : tensors) {
+    assert(checked_product(tensor.dims) == int64_t(tensor.values.size()));
+    plan.emplace_back(name, tensor.dims);
+  }
+  FloatTensorWriter writer(path, plan, metadata);
+  for (const auto& [name, tensor] : tensors) writer.write(tensor.values);
+  writer.finish();
 }
 
 }  // namespace lacuna::io

@@ -142,16 +142,18 @@ class Compressor {
     naming_file(tensor.name, [&] { encode(job, row0, shape); });
     writer_.write(bytes_);
     add_error(job, shape);
-    report_.most_float_bytes =
-        std::max(report_.most_float_bytes, int64_t((w_.capacity() + stored_.capacity()) * sizeof(float)));
+    report_.most_float_bytes = std::max(
+        report_.most_float_bytes, int64_t((w_.capacity() + stored_.capacity() + changed_.capacity()) * sizeof(float)));
   }
 
   void encode(const Job& job, int64_t row0, layout::Shape shape) {
     const layout::Layout& to = *job.to;
     if (to.family == layout::Family::tensor_core) {
       keep_.resize(is_sparse(to) ? w_.size() : 0);
-      if (is_sparse(to)) masks_->keep(job.tensor->name, job.tensor->shape, row0, w_, keep_, pool_);
-      return layout::encode_tensor_core(to, shape, w_, keep_, bytes_, &pool_);
+      const bool change = is_sparse(to) && masks_->changes_weights();
+      changed_.resize(change ? w_.size() : 0);
+      if (is_sparse(to)) masks_->keep(job.tensor->name, job.tensor->shape, row0, w_, keep_, pool_, changed_);
+      return layout::encode_tensor_core(to, shape, change ? changed_ : w_, keep_, bytes_, &pool_);
     }
     const auto row_bytes = size_t(to.row_bytes(shape.K)), K = size_t(shape.K);
     pool_.parallel_for(shape.N, 16, [&](int64_t begin, int64_t end) {
@@ -191,7 +193,7 @@ class Compressor {
   GgufWriter& writer_;
   ImageCompressReport& report_;
   std::map<layout::Id, Total> totals_;
-  std::vector<float> w_, stored_;
+  std::vector<float> w_, stored_, changed_;
   std::vector<uint8_t> keep_;
   std::vector<std::byte> bytes_;
 };
@@ -217,7 +219,8 @@ ImageCompressReport compress_image(const std::string& source_path, const std::st
     plan.push_back({tensor->name, to, tensor->dims});
     total += int64_t(tensor->bytes.size());
   }
-  if (!masks && !(options.mask.norms.empty() && options.mask.gradients.empty() && options.mask.masks.empty()))
+  if (!masks && !(options.mask.norms.empty() && options.mask.gradients.empty() && options.mask.masks.empty() &&
+                  options.mask.moments.empty()))
     throw Error("the policy {} makes no matrix 2:4, so that no mask is made; leave out the files of --mask",
                 options.policy.name());
   if (masks) report.mask = masks->describe();

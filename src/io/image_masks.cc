@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <cmath>
 #include <map>
 
@@ -19,14 +20,15 @@ namespace {
 
 struct Method {
   std::string_view name;
-  bool norms, entropy, gradients, masks;
+  bool norms, entropy, gradients, moments, masks;
   double alpha;  // 0: has none
 };
-constexpr std::array<Method, 5> kMethods = {{{"magnitude", false, false, false, false, 0},
-                                             {"wanda", true, false, false, false, 0},
-                                             {"wanda++", true, false, true, false, 100},
-                                             {"e-sparse", true, true, false, false, 1},
-                                             {"file", false, false, false, true, 0}}};
+constexpr std::array<Method, 6> kMethods = {{{"magnitude", false, false, false, false, false, 0},
+                                             {"wanda", true, false, false, false, false, 0},
+                                             {"wanda++", true, false, true, false, false, 100},
+                                             {"e-sparse", true, true, false, false, false, 1},
+                                             {"awp", false, false, false, true, false, 0},
+                                             {"file", false, false, false, false, true, 0}}};
 const Method& of(MaskMethod method) { return kMethods[size_t(method)]; }
 
 const layout::Layout* float_layout(std::string_view dtype) {
@@ -49,6 +51,7 @@ class TensorFile {
     }
   }
   const std::string& path() const { return file_.path(); }
+  bool has(const std::string& name) const { return entries_.contains(name); }
 
   /// Throws Error unless the tensor is there in this shape.
   const SafetensorsEntry& need(const std::string& name, std::span<const int64_t> dims) const {
@@ -125,6 +128,39 @@ class MaskMaker::Files {
     open(method, method.norms, "--norms", options.norms, norms);
     open(method, method.gradients, "--gradients", options.gradients, gradients);
     open(method, method.masks, "--mask-file", options.masks, masks);
+    check(method, method.moments, "--second-moments", !options.moments.empty());
+    for (const std::string& path : options.moments) moments.push_back(std::make_unique<TensorFile>(path));
+  }
+
+  /// The file that has a matrix's second moment. Throws Error where none has, or another shape or type.
+  const TensorFile& moment_file(const std::string& name, int64_t K) const {
+    const std::string tensor = name + ".second_moment";
+    const auto found =
+        std::find_if(moments.begin(), moments.end(), [&](const auto& file) { return file->has(tensor); });
+    const TensorFile& file = found == moments.end() ? *moments.back() : **found;
+    file.need_floats(tensor, std::array{K, K});
+    return file;
+  }
+
+  /// [K, K] of a matrix; kept until another one is asked for. Throws Error for what no second moment can be.
+  std::span<const float> moment(const std::string& name, int64_t K) {
+    if (name == moment_of_) return moment_;
+    const TensorFile& file = moment_file(name, K);
+    const SafetensorsEntry& entry = file.need_floats(name + ".second_moment", std::array{K, K});
+    moment_.resize(size_t(K * K));
+    layout::decode_rows(*float_layout(entry.dtype), {K, K}, entry.bytes, 0, K, moment_.data());
+    moment_of_ = name;
+    const auto at = [&](int64_t i, int64_t j) { return double(moment_[size_t(i * K + j)]); };
+    for (int64_t i = 0; i < K; ++i)
+      for (int64_t j = 0; j <= i; ++j) {
+        const double scale = std::sqrt(std::max(0.0, at(i, i)) * std::max(0.0, at(j, j)));
+        if (std::isfinite(at(i, j)) && std::isfinite(at(j, i)) && std::abs(at(i, j)) <= scale * 1.01 &&
+            std::abs(at(i, j) - at(j, i)) <= scale * 0.01)
+          continue;
+        throw Error("{}: tensor {}: values ({}, {}) = {} and ({}, {}) = {} are of no second moment; collect it again",
+                    file.path(), entry.name, i, j, at(i, j), j, i, at(j, i));
+      }
+    return moment_;
   }
 
   /// [K] of a matrix.
@@ -133,25 +169,36 @@ class MaskMaker::Files {
   }
 
   std::unique_ptr<TensorFile> norms, gradients, masks;
+  std::vector<std::unique_ptr<TensorFile>> moments;
 
  private:
+  static void check(const Method& method, bool needed, const char* flag, bool given) {
+    if (needed && !given) throw Error("--mask {} needs {} FILE", method.name, flag);
+    if (!needed && given) throw Error("{}: --mask {} does not read it; leave it out", flag, method.name);
+  }
   static void open(const Method& method, bool needed, const char* flag, const std::string& path,
                    std::unique_ptr<TensorFile>& file) {
-    if (needed && path.empty()) throw Error("--mask {} needs {} FILE", method.name, flag);
-    if (!needed && !path.empty()) throw Error("{}: --mask {} does not read it; leave it out", flag, method.name);
+    check(method, needed, flag, !path.empty());
     if (needed) file = std::make_unique<TensorFile>(path);
   }
+
+  std::string moment_of_;
+  std::vector<float> moment_;
 };
 
 MaskMaker::MaskMaker(const MaskOptions& options) : options_(options), files_(std::make_unique<Files>(options)) {
   const double usual = usual_alpha(options.method);
   if (options.alpha >= 0 && usual == 0) throw Error("--alpha: --mask {} has none; leave it out", describe());
   if (options_.alpha < 0) options_.alpha = usual;
+  if (options.changed_weights && options.method != MaskMethod::awp)
+    throw Error("--awp-weights needs --mask awp, which makes them");
+  assert(options.method != MaskMethod::awp || options.descent);
 }
 MaskMaker::~MaskMaker() = default;
 
 std::string MaskMaker::describe() const {
   const std::string name(of(options_.method).name);
+  if (options_.changed_weights) return name + ", with its weights";
   return usual_alpha(options_.method) == 0 ? name : fmt::format("{}, alpha {}", name, options_.alpha);
 }
 
@@ -161,6 +208,7 @@ void MaskMaker::check(const std::string& name, layout::Shape shape) const {
   if (method.norms) files_->column(name, ".norm", shape.K);
   if (method.entropy) files_->column(name, ".entropy", shape.K);
   if (method.gradients) files_->gradients->need_floats(name, matrix);
+  if (method.moments) files_->moment_file(name, shape.K);
   if (!method.masks) return;
   const SafetensorsEntry& entry = files_->masks->need(name, matrix);
   if (entry.dtype != "BOOL" && entry.dtype != "U8" && entry.dtype != "I8")
@@ -168,7 +216,7 @@ void MaskMaker::check(const std::string& name, layout::Shape shape) const {
 }
 
 void MaskMaker::keep(const std::string& name, layout::Shape shape, int64_t row0, std::span<const float> w,
-                     std::span<uint8_t> keep, ThreadPool& pool) const {
+                     std::span<uint8_t> keep, ThreadPool& pool, std::span<float> changed) const {
   const Method& method = of(options_.method);
   const int64_t K = shape.K, rows = K == 0 ? 0 : int64_t(w.size()) / K;
   const auto width = size_t(K);
@@ -178,6 +226,12 @@ void MaskMaker::keep(const std::string& name, layout::Shape shape, int64_t row0,
   if (method.gradients) {
     const TensorFile& file = *files_->gradients;
     gradient = read_rows(file, file.need_floats(name, std::array{shape.N, K}), K, row0, rows);
+  }
+  if (method.moments) {
+    std::vector<float> theta(w.size());
+    options_.descent(w, files_->moment(name, K), keep, theta, pool);
+    if (changes_weights()) std::copy(theta.begin(), theta.end(), changed.begin());
+    return;
   }
   if (method.masks) {
     const SafetensorsEntry& entry = files_->masks->need(name, std::array{shape.N, K});
@@ -203,6 +257,8 @@ void MaskMaker::keep(const std::string& name, layout::Shape shape, int64_t row0,
         case MaskMethod::e_sparse:
           e_sparse_scores(row, norm, entropy, float(options_.alpha), score);
           break;
+        case MaskMethod::awp:  // whole rows, above
+          continue;
         case MaskMethod::file:
           if (std::any_of(marks.begin(), marks.end(), [](uint8_t mark) { return mark > 1; }))
             throw Error("{}: tensor {}: row {} has a value that is neither 0 nor 1", files_->masks->path(), name,

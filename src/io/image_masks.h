@@ -8,6 +8,8 @@
 //              output with respect to W_ij; alpha is 100 there. Column norms alone give wanda's score.)
 //   e-sparse   |W_ij| (H_j + alpha ||X_j||_2)              (Li et al., arXiv:2310.15929: H_j is the information entropy
 //              of the values of input j; its channel shuffle is not done.)
+//   awp        the support that AWP's projected gradient descent ends with (arXiv:2506.10205; the caller brings it:
+//              calibrate/two_of_four_descent.h)
 //   file       a mask that another program made
 //
 // The last two formulae are as we understand the papers' texts; they have not been compared with the authors' code,
@@ -15,11 +17,13 @@
 //
 // Files are safetensors with tensors named by the weight, as the checkpoint names it:
 //   norms      NAME.norm [K], and for e-sparse NAME.entropy [K]; F32, F16 or BF16
+//   moments    NAME.second_moment [K, K]: X^T X / tokens; F32, F16 or BF16
 //   gradients  NAME [N, K]: G; F32, F16 or BF16
 //   masks      NAME [N, K]: 0 or 1; BOOL, U8 or I8
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,7 +34,7 @@
 
 namespace lacuna::io {
 
-enum class MaskMethod : uint8_t { magnitude, wanda, wanda_plus_plus, e_sparse, file };
+enum class MaskMethod : uint8_t { magnitude, wanda, wanda_plus_plus, e_sparse, awp, file };
 
 /// Throws Error listing the known names.
 MaskMethod mask_method(const std::string& name);
@@ -39,9 +43,16 @@ std::string mask_method_names();
 /// The alpha of wanda++ and e-sparse where none is given.
 double usual_alpha(MaskMethod method);
 
+/// AWP's descent. w: [rows, K]; second_moment: [K, K]; keep, theta: [rows, K], what stays and what it becomes.
+using Descent = std::function<void(std::span<const float> w, std::span<const float> second_moment,
+                                   std::span<uint8_t> keep, std::span<float> theta, ThreadPool& pool)>;
+
 struct MaskOptions {
   MaskMethod method = MaskMethod::magnitude;
   std::string norms{}, gradients{}, masks{};  // paths; empty: none
+  std::vector<std::string> moments{};         // paths, each with some of the matrices
+  bool changed_weights = false;               // awp: store what the descent made of the weights
+  Descent descent{};                          // awp
   double alpha = -1;                          // < 0: usual_alpha
 };
 
@@ -64,8 +75,10 @@ class MaskMaker {
   /// negative. Masks' values and gradients are checked when they are read.
   void check(const std::string& name, layout::Shape shape) const;
   /// Rows [row0, row0 + rows). w, keep: [rows, K]. Throws Error naming the row and group of a mask that is not 2:4.
+  /// changed: [rows, K], what replaces w; asked for where changes_weights().
   void keep(const std::string& name, layout::Shape shape, int64_t row0, std::span<const float> w,
-            std::span<uint8_t> keep, ThreadPool& pool) const;
+            std::span<uint8_t> keep, ThreadPool& pool, std::span<float> changed = {}) const;
+  bool changes_weights() const { return options_.changed_weights; }
   /// For the file's metadata: "wanda++, alpha 100".
   std::string describe() const;
 

@@ -179,8 +179,8 @@ TEST(ImageDenoise, SaysWhatIsWrong) {
 }
 
 TEST(ImageBench, TimesEveryPart) {
-  const Finished run = run_lacuna({"image", "bench", "--synthetic", "tiny", "--layers", "1,1", "--height", "64",
-                                   "--width", "32", "--text-tokens", "3", "--runs", "2", "--json"});
+  const Finished run = run_lacuna({"image", "bench", "--synthetic", "tiny", "--layers", "1,1", "--size", "64x32",
+                                   "--text-tokens", "3", "--runs", "2", "--json"});
   ASSERT_EQ(run.code, 0) << run.err;
   std::set<std::string> parts;
   double sum = 0, step = 0, flops = 0;
@@ -188,6 +188,7 @@ TEST(ImageBench, TimesEveryPart) {
     const std::string part = row.at("part");
     parts.insert(part);
     EXPECT_EQ(row.at("tokens"), 8);
+    EXPECT_EQ(row.at("batch"), 1);
     EXPECT_EQ(row.at("layers"), (std::vector<int>{1, 1}));
     (part == "step" ? step : sum) += double(row.at("min_ms"));
     if (part == "double_up") flops = double(row.at("tflops")) * double(row.at("median_ms"));
@@ -195,12 +196,15 @@ TEST(ImageBench, TimesEveryPart) {
   EXPECT_EQ(parts.size(), 16);  // all but router and experts, and the step
   EXPECT_LE(sum, step * 1.001);
   EXPECT_NEAR(flops, 2.0 * 8 * 256 * 1024 * 1e-9, 1e-9);
-  const Finished table = run_lacuna(
-      {"image", "bench", tiny("moe"), "--height", "32", "--width", "32", "--text-tokens", "2", "--runs", "1"});
+  const Finished table =
+      run_lacuna({"image", "bench", tiny("moe"), "--size", "32x32,48x32x2", "--text-tokens", "2", "--runs", "1"});
   EXPECT_EQ(table.code, 0) << table.err;
-  EXPECT_THAT(table.out, testing::AllOf(testing::HasSubstr("expert_up"), testing::HasSubstr("attention")));
+  EXPECT_THAT(table.out,
+              testing::AllOf(testing::HasSubstr("expert_up"), testing::HasSubstr("attention"),
+                             testing::HasSubstr("1 x (4 + 2) tokens"), testing::HasSubstr("2 x (6 + 2) tokens")));
   EXPECT_EQ(run_lacuna({"image", "bench"}).code, 1);
-  EXPECT_EQ(run_lacuna({"image", "bench", "--synthetic", "tiny", "--height", "40"}).code, 2);
+  for (const char* size : {"40x32", "32", "32x32x0", "32x32x", "32x32x2x2", "x32", "32x-32"})
+    EXPECT_EQ(run_lacuna({"image", "bench", "--synthetic", "tiny", "--size", size}).code, 2) << size;
   EXPECT_EQ(run_lacuna({"image", "bench", "--synthetic", "flux.2"}).code, 1);
   EXPECT_EQ(run_lacuna({"image", "bench", "--synthetic", "tiny", "--layers", "0,0"}).code, 1);
 }

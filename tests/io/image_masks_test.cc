@@ -46,10 +46,10 @@ Mask mask_of(const MaskOptions& options, layout::Shape shape, const std::vector<
 }
 
 TEST(ImageMasks, Names) {
-  for (const char* name : {"magnitude", "wanda", "wanda++", "e-sparse", "file"})
+  for (const char* name : {"magnitude", "wanda", "wanda++", "e-sparse", "awp", "file"})
     EXPECT_EQ(mask_method_name(mask_method(name)), name);
   EXPECT_THAT([] { mask_method("sparsegpt"); },
-              ThrowsMessage<Error>(HasSubstr("known are magnitude, wanda, wanda++, e-sparse, file")));
+              ThrowsMessage<Error>(HasSubstr("known are magnitude, wanda, wanda++, e-sparse, awp, file")));
 }
 
 // One row of eight, by hand.

@@ -53,7 +53,7 @@ int64_t row_of(const TokenRows& rows, int64_t image, int64_t token) {
 TEST(CudaImageOps, ModulatedNormWithItsCodes) {
   LACUNA_NEED_DEVICE();
   const TokenRows rows{2, 3, 5};
-  for (const int64_t width : {30, 64, 257, 3072}) {
+  for (const int64_t width : {30, 64, 257, 3072, 8200}) {
     const int64_t M = rows.count(), stride = (width + 7) / 8 * 8, code_stride = (width + 15) / 16 * 16;
     std::vector<float> x = normal(M * stride, 1, 3), modulation = normal(2 * 2 * width, 2, 0.3);
     for (size_t i = 0; i < size_t(stride); ++i) x[i] = x[i] * 0.01f + 100;  // a mean far from zero

@@ -248,7 +248,9 @@ std::string describe(const Options& o) {
   const auto& plan = o.choice.plan;
   return (plan ? "wgmma " + std::to_string(plan->rows) + " x " + std::to_string(plan->tokens) + " x " +
                      std::to_string(plan->cluster)
-               : std::string(o.choice.kernel == TensorCoreKernel::mma ? "mma" : "wgmma")) +
+               : std::string(o.choice.kernel == TensorCoreKernel::mma   ? "mma"
+                             : o.choice.kernel == TensorCoreKernel::few ? "few tokens"
+                                                                        : "wgmma")) +
          (o.accumulate == Accumulate::full ? ", full" : ", fast") + ", write-back " +
          std::to_string(int(o.write_back)) + ", type " + std::to_string(int(o.type)) + ", gap " + std::to_string(o.gap);
 }
@@ -487,6 +489,43 @@ TEST(CudaTensorCore, RandomValuesAreWithinTheBoundOfTheHardware) {
             }
           }
       }
+    }
+}
+
+// The kernel of few tokens: exact on integers, whatever the shape, the type and the terms.
+TEST(CudaTensorCore, FewTokens) {
+  LACUNA_NEED_DEVICE();
+  for (const Id id : {Id::bf16, Id::f8})
+    for (const Shape shape : {Shape{64, 128}, {1, 1}, {100, 37}, {132, 260}, {67, 1027}, {4100, 515}}) {
+      if (emulated() && shape.N > 1000) continue;
+      const Product p(integer_weight(id, shape, 3),
+                      integer_tokens(has_eight_bits(id), cuda::kMostFewTokens, shape.K, 4));
+      const std::vector<int64_t> tokens = {0, 1, 2, 3};
+      std::vector<std::vector<double>> sums;
+      for (const int64_t m : tokens)
+        for (sums.emplace_back(); int64_t(sums.back().size()) < shape.N;)
+          sums.back().push_back(p.sum(m, int64_t(sums.back().size())));
+      int turn = 0;
+      for (const int64_t M : tokens)
+        for (const Element type : kElements) {
+          ++turn;
+          const Options o{.choice = {TensorCoreKernel::few, {}},
+                          .type = type,
+                          .bias = turn % 4 != 0,
+                          .gate_and_add = turn % 5 > 1,
+                          .in_place = turn % 5 > 3,
+                          .gap = turn % 3};
+          expect_exact(p, o, M + 1, sums, tokens);
+          if (HasFatalFailure()) return;
+        }
+      const Options activated{
+          .choice = {TensorCoreKernel::few, {}}, .activation = TensorCoreActivation::gelu_tanh, .activation_from = 64};
+      const std::vector<float> got = p.run(activated, 2);
+      for (int64_t m = 0; m < 2; ++m)
+        for (int64_t n = 0; n < shape.N; ++n) {
+          const double exact = p.finish(activated, m, n, n, p.sum(m, n) * p.scale(m, n));
+          ASSERT_NEAR(double(got[size_t(m * shape.N + n)]), exact, 0x1p-19 * std::max(1.0, std::abs(exact)));
+        }
     }
 }
 
@@ -813,6 +852,7 @@ DeviceInfo card(int major, int minor) {
 TEST(TensorCoreChoice, OldCardsAreRefusedByName) {
   TensorCoreArgs args;
   args.w.operation = {.eight_bits = true, .sparse = true};
+  args.M = 100;
   EXPECT_THAT([&] { explain_tensor_core(card(8, 6), args); },
               ThrowsMessage<Error>(
                   HasSubstr("a card has compute capability 8.6; products of 2:4 e4m3 weights need 8.9 or later")));
@@ -820,6 +860,15 @@ TEST(TensorCoreChoice, OldCardsAreRefusedByName) {
             "mma of 2:4 e4m3, 128 outputs x 128 tokens, fast accumulation, staged write-back");
   args.w.operation.eight_bits = false;
   EXPECT_EQ(explain_tensor_core(card(8, 0), args), "mma of 2:4 bf16, 128 outputs x 128 tokens, staged write-back");
+  args.M = 1;
+  EXPECT_EQ(explain_tensor_core(card(8, 0), args), "mma of 2:4 bf16, 128 outputs x 128 tokens, staged write-back");
+  args.kernel = TensorCoreKernel::few;
+  EXPECT_THAT([&] { explain_tensor_core(card(8, 0), args); },
+              ThrowsMessage<Error>(HasSubstr("not 1 tokens by 2:4 bf16")));
+  args.w.operation.sparse = false, args.kernel = TensorCoreKernel::best;
+  EXPECT_EQ(explain_tensor_core(card(8, 0), args), "float32 sums of bf16, 64 outputs x up to 4 tokens");
+  args.M = 5;
+  EXPECT_EQ(explain_tensor_core(card(8, 0), args), "mma of bf16, 128 outputs x 128 tokens, staged write-back");
   args.kernel = TensorCoreKernel::wgmma;
   EXPECT_THAT([&] { explain_tensor_core(card(8, 9), args); },
               ThrowsMessage<Error>(HasSubstr("does not run the wgmma kernel")));

@@ -13,6 +13,7 @@
 #include "io/float_tensors.h"
 #include "io/gguf_writer.h"
 #include "io/image_checkpoint.h"
+#include "io/image_policy.h"
 #include "model/flux/names.h"
 #include "model/flux/net.h"
 #include "model/flux/sampler.h"
@@ -222,7 +223,8 @@ TEST(FluxNet, ShapesListWhatFilesHold) {
 
 TEST(FluxNet, RandomNetsRun) {
   const ImageShape& shape = find_image_shape("tiny");
-  const ImageCheckpoint checkpoint = random_checkpoint(shape.name, shape.config, layout::Id::bf16, 1, pool());
+  const ImageCheckpoint checkpoint =
+      random_checkpoint(shape.name, shape.config, io::ImagePolicy::load("bf16"), 1, pool());
   Net net(checkpoint, pool());
   EXPECT_EQ(net.config(), shape.config);
   const std::vector<float> latents(6 * 64, 0.5f), text(2 * 256, 0.25f), pooled(256, 1.0f), text_ids(6, 0.0f);

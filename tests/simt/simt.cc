@@ -88,9 +88,15 @@ void sync_block() { wait(block->all, block->threads.x); }
 void sync_warp() { wait(block->warps[block->current / 32], 32); }
 void sync_named(unsigned id, unsigned threads) { wait(block->named[id], threads); }
 
+bool& recording() {
+  static bool value = false;
+  return value;
+}
+
 void launch(dim3 blocks, unsigned threads, int64_t shared, const std::function<void()>& kernel) {
   if (threads % 32 != 0 || threads == 0 || threads > 1024) throw Error("{} threads in a block", threads);
   if (shared > kMostShared) throw Error("{} bytes of shared memory", shared);
+  if (recording()) return;
   for (unsigned b = 0; b < blocks.x * blocks.y; ++b) {
     Block now;
     now.blocks = blocks, now.threads = dim3(threads), now.index = dim3(b % blocks.x, b / blocks.x, 0);

@@ -49,6 +49,8 @@ std::byte* dynamic_shared();
 /// Runs `kernel` for every thread of every block. Throws Error where threads wait for each other for ever, and for more
 /// shared memory than a card has.
 void launch(dim3 blocks, unsigned threads, int64_t shared, const std::function<void()>& kernel);
+/// While it is true, launches are not done.
+bool& recording();
 
 void sync_block();
 void sync_warp();

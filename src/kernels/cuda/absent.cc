@@ -9,6 +9,7 @@
 #include "kernels/cuda/image_ops.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/rows.h"
+#include "kernels/cuda/tensor_core_few.h"
 #include "kernels/cuda/tensor_core_mma.h"
 
 namespace lacuna::cuda {
@@ -78,6 +79,7 @@ void launch_gemm_weights(const Device&, Stream&, const layout::Layout&, const Co
 void launch_gemm_weights(const Device&, Stream&, const Rows&, int64_t, const Operand&) { refuse(); }
 void launch_gemm(const Device&, Stream&, const GemmArgs&) { refuse(); }
 void launch_quantize_tokens(const Device&, Stream&, const QuantizeTokensArgs&) { refuse(); }
+void launch_tensor_core_few(const Device&, Stream&, const TensorCoreArgs&) { refuse(); }
 void launch_tensor_core_mma(const Device&, Stream&, const TensorCoreArgs&) { refuse(); }
 void launch_scale_product(const Device&, Stream&, const TensorCoreArgs&) { refuse(); }
 void launch_transpose_product(const Device&, Stream&, const TensorCoreArgs&) { refuse(); }

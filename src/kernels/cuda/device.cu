@@ -63,7 +63,13 @@ Device::Device(const DeviceOptions& options) {
   // The host side overlaps launches and forms clusters on 9.0 and later; code for less would not wait, nor be a
   // cluster.
   cudaFuncAttributes code;
-  check_cuda(cudaFuncGetAttributes(&code, read_all));
+  const cudaError_t loaded = cudaFuncGetAttributes(&code, read_all);
+  if (loaded == cudaErrorNoKernelImageForDevice || loaded == cudaErrorInvalidDeviceFunction)
+    throw Error(
+        "--device cuda: {} has compute capability {}.{}, for which this build holds no code; build with {}{} among "
+        "CMAKE_CUDA_ARCHITECTURES",
+        properties.name, properties.major, properties.minor, properties.major, properties.minor);
+  check_cuda(loaded);
   if (properties.major >= 9 && code.ptxVersion < 90)
     throw Error(
         "--device cuda: {} has compute capability {}.{}, but this build holds code for {}.{} only; build with 90 "

@@ -2,6 +2,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/e4m3.h"
@@ -13,7 +14,7 @@
 namespace lacuna::cuda {
 namespace {
 
-constexpr int kPieces = 4, kPieceValues = 8;  // of a thread in a norm; values of 16 bytes
+constexpr int kPieceValues = 8;  // of 16 bytes
 constexpr int kThreads = 256;
 
 __device__ __forceinline__ int64_t image_of(const TokenRows& rows, int64_t row) {
@@ -72,8 +73,25 @@ __device__ __forceinline__ void unpack(const uint4& piece, float (&v)[kPieceValu
   for (int i = 0; i < 4; ++i) v[2 * i] = widen(words[i]), v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
 }
 
-/// A block has a row, kept in registers as float32.
-__global__ void __launch_bounds__(1024) modulated_norm(const __grid_constant__ ModulatedNormArgs a) {
+/// Eight terms of a modulation from k on.
+template <bool kAligned>
+__device__ __forceinline__ void load_terms(const float* from, int64_t k, int64_t end, float (&v)[kPieceValues]) {
+  if constexpr (kAligned) {  // through L1: the rows of an image read the same
+    const float4 low = *reinterpret_cast<const float4*>(from + k),
+                 high = *reinterpret_cast<const float4*>(from + k + 4);
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+  } else {
+#pragma unroll
+    for (int j = 0; j < kPieceValues; ++j) v[j] = k + j < end ? __ldcg(from + k + j) : 0.0f;
+  }
+}
+
+/// A block has a row, kept in registers as float32. kPieces: of a thread. kAligned: shift, scale and the width
+/// are of whole pieces.
+template <int kPieces, bool kAligned>
+__global__ void __launch_bounds__(kPieces > 2 ? 1024 : 512)
+    modulated_norm(const __grid_constant__ ModulatedNormArgs a) {
   __shared__ float sums[32];
   __shared__ uint32_t largest[32];
   launch_dependents();
@@ -105,12 +123,14 @@ __global__ void __launch_bounds__(1024) modulated_norm(const __grid_constant__ M
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     const int64_t k = (int64_t(i) * blockDim.x + threadIdx.x) * kPieceValues;
+    if (k >= a.width) continue;
+    float scales[kPieceValues], shifts[kPieceValues];
+    load_terms<kAligned>(scale, k, a.width, scales);
+    load_terms<kAligned>(shift, k, a.width, shifts);
 #pragma unroll
     for (int j = 0; j < kPieceValues; ++j) {
-      if (k + j >= a.width) continue;
-      v[i][j] =
-          widen(narrow((v[i][j] - mean) * inverse_deviation * (1 + __ldcg(scale + k + j)) + __ldcg(shift + k + j)));
-      most = fmaxf(most, fabsf(v[i][j]));
+      v[i][j] = widen(narrow((v[i][j] - mean) * inverse_deviation * (1 + scales[j]) + shifts[j]));
+      if (kAligned || k + j < a.width) most = fmaxf(most, fabsf(v[i][j]));
     }
     if (a.y == nullptr) continue;
     bf16* const y = a.y + m * a.y_stride + k;
@@ -148,23 +168,82 @@ __global__ void __launch_bounds__(1024) modulated_norm(const __grid_constant__ M
   }
 }
 
+/// x += gate * v of eight values from k on.
+template <bool kAligned>
+__device__ __forceinline__ void add_gated(bf16* x, const float* gate, const float (&v)[kPieceValues], int64_t k,
+                                          int64_t end) {
+  float before[kPieceValues], gates[kPieceValues];
+  unpack(load_eight(x, k, end), before);
+  load_terms<kAligned>(gate, k, end, gates);
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    words[i] = narrow(before[2 * i] + gates[2 * i] * v[2 * i]) |
+               narrow(before[2 * i + 1] + gates[2 * i + 1] * v[2 * i + 1]) << 16;
+  if (kAligned || k + kPieceValues <= end) {
+    *reinterpret_cast<uint4*>(x + k) = make_uint4(words[0], words[1], words[2], words[3]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPieceValues; ++i)
+      if (k + i < end)
+        reinterpret_cast<unsigned short*>(x + k)[i] = (unsigned short)(words[i / 2] >> (16 * (i % 2)) & 0xffff);
+  }
+}
+
+template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) gated_add(const __grid_constant__ GatedAddArgs a) {
   launch_dependents();
   wait_for_predecessors();
-  const int64_t m = blockIdx.x, image = image_of(a.rows, a.first + m);
-  const float* const gate = a.gate + image * a.gate_stride;
-  bf16* const x = a.x + m * a.x_stride;
-  const bf16* const y = a.y + m * a.y_stride;
-  for (int64_t k = int64_t(threadIdx.x) * 2; k < a.width; k += 2 * int(blockDim.x)) {
-    if (k + 1 == a.width) {
-      store_one(x + k, widen(load_one(x + k)) + __ldcg(gate + k) * widen(load_one(y + k)));
-      continue;
-    }
-    const uint32_t before = load_pair(x + k), add = load_pair(y + k);
-    const float low = widen(before) + __ldcg(gate + k) * widen(add);
-    const float high = widen(before >> 16) + __ldcg(gate + k + 1) * widen(add >> 16);
-    *reinterpret_cast<uint32_t*>(x + k) = narrow(low) | narrow(high) << 16;
+  const int64_t m = blockIdx.x;
+  const float* const gate = a.gate + image_of(a.rows, a.first + m) * a.gate_stride;
+  for (int64_t k = int64_t(threadIdx.x) * kPieceValues; k < a.width; k += kPieceValues * int(blockDim.x)) {
+    float v[kPieceValues];
+    unpack(load_eight(a.y + m * a.y_stride, k, a.width), v);
+    add_gated<kAligned>(a.x + m * a.x_stride, gate, v, k, a.width);
   }
+}
+
+/// A half-warp has a head of 128 values; a lane 8 of them.
+__device__ __forceinline__ uint4 turn_eight(const uint4& piece, const float* norm, const float (&cos)[4],
+                                            const float (&sin)[4], float eps) {
+  float v[kPieceValues], weight[kPieceValues];
+  unpack(piece, v);
+  float squares = 0;
+#pragma unroll
+  for (const float value : v) squares += value * value;
+#pragma unroll
+  for (int step = 8; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
+  const float factor = 1 / sqrtf(squares / 128 + eps);
+  load_terms<true>(norm, 0, kPieceValues, weight);
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float x = v[2 * i] * factor * weight[2 * i], y = v[2 * i + 1] * factor * weight[2 * i + 1];
+    words[i] = narrow(x * cos[i] - y * sin[i]) | narrow(x * sin[i] + y * cos[i]) << 16;
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/// Heads of 128 values, everything aligned to 16 bytes, values that stay where they are.
+__global__ void __launch_bounds__(kThreads) image_heads_of_128(const __grid_constant__ ImageHeadsArgs a) {
+  launch_dependents();
+  wait_for_predecessors();
+  const int lane = int(threadIdx.x) % 16;
+  // Half-warps past the end take the last head's part in the shuffles.
+  const int64_t heads = a.M * a.n_heads, own = int64_t(blockIdx.x) * (kThreads / 16) + int(threadIdx.x) / 16;
+  const int64_t at = min(own, heads - 1);
+  const int64_t m = at / a.n_heads, head = at % a.n_heads, position = position_of(a.rows, a.first + m);
+  const int64_t in = m * a.in_stride + head * 128 + 8 * lane, out = m * a.out_stride + head * 128 + 8 * lane;
+  const uint4 q = __ldcg(reinterpret_cast<const uint4*>(a.q + in)),
+              k = __ldcg(reinterpret_cast<const uint4*>(a.k + in));
+  const float4 cos4 = *reinterpret_cast<const float4*>(a.cos + position * 64 + 4 * lane);
+  const float4 sin4 = *reinterpret_cast<const float4*>(a.sin + position * 64 + 4 * lane);
+  const float cos[4] = {cos4.x, cos4.y, cos4.z, cos4.w}, sin[4] = {sin4.x, sin4.y, sin4.z, sin4.w};
+  const uint4 turned_q = turn_eight(q, a.q_norm + 8 * lane, cos, sin, a.eps);
+  const uint4 turned_k = turn_eight(k, a.k_norm + 8 * lane, cos, sin, a.eps);
+  if (own >= heads) return;
+  *reinterpret_cast<uint4*>(a.q_out + out) = turned_q;
+  *reinterpret_cast<uint4*>(a.k_out + out) = turned_k;
 }
 
 /// A warp has a head of a token; a lane pairs lane and lane + 32.
@@ -323,20 +402,37 @@ __global__ void __launch_bounds__(kThreads) gather_rows(const __grid_constant__ 
   if (a.from_scale != nullptr && lane == 0) a.to_scale[row] = __ldcg(a.from_scale + token);
 }
 
+template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) combine_experts(const __grid_constant__ CombineExpertsArgs a) {
   launch_dependents();
   wait_for_predecessors();
-  const int64_t m = blockIdx.x, image = image_of(a.rows, a.first + m);
-  const float* const gate = a.gate + image * a.gate_stride;
-  bf16* const x = a.x + m * a.x_stride;
-  for (int64_t k = threadIdx.x; k < a.width; k += blockDim.x) {
-    float sum = 0;
+  const int64_t m = blockIdx.x;
+  const float* const gate = a.gate + image_of(a.rows, a.first + m) * a.gate_stride;
+  for (int64_t k = int64_t(threadIdx.x) * kPieceValues; k < a.width; k += kPieceValues * int(blockDim.x)) {
+    float sum[kPieceValues] = {};
+#pragma unroll 4
     for (int choice = 0; choice < a.top_k; ++choice) {
       const int64_t row = __ldcg(a.row + m * a.top_k + choice);
-      sum += __ldcg(a.weight + m * a.top_k + choice) * widen(load_one(a.results + row * a.result_stride + k));
+      const float weight = __ldcg(a.weight + m * a.top_k + choice);
+      float v[kPieceValues];
+      unpack(load_eight(a.results + row * a.result_stride, k, a.width), v);
+#pragma unroll
+      for (int i = 0; i < kPieceValues; ++i) sum[i] += weight * v[i];
     }
-    store_one(x + k, widen(load_one(x + k)) + __ldcg(gate + k) * sum);
+    add_gated<kAligned>(a.x + m * a.x_stride, gate, sum, k, a.width);
   }
+}
+
+bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+
+/// Whether a row's terms, each of an image, are of whole pieces.
+bool gates_are_whole(int64_t width, const float* gate, int64_t stride) {
+  return width % kPieceValues == 0 && stride % 4 == 0 && is_aligned(gate);
+}
+
+int threads_of_row(int64_t width) {
+  const int64_t pieces = (width + kPieceValues - 1) / kPieceValues;
+  return int(std::min<int64_t>((pieces + 31) / 32 * 32, kThreads));
 }
 
 unsigned blocks_of_warps(int64_t warps) { return unsigned((warps + kThreads / 32 - 1) / (kThreads / 32)); }
@@ -351,20 +447,29 @@ void check_rows(const TokenRows& rows, int64_t first, int64_t M) {
 void launch_modulated_norm(const Device& device, Stream& stream, const ModulatedNormArgs& args) {
   if (args.M <= 0) return;
   check_rows(args.rows, args.first, args.M);
-  constexpr int64_t kMostWidth = int64_t{1024} * kPieces * kPieceValues;
+  constexpr int64_t kMostWidth = int64_t{1024} * 4 * kPieceValues;
   if (args.width < 1 || args.width > kMostWidth)
     throw Error("a norm of {} values on CUDA; it takes 1 to {}", args.width, kMostWidth);
   if (args.x_stride % 8 != 0 || args.y_stride % 8 != 0 || args.code_stride % 16 != 0)
     throw Error("rows of a norm must be aligned to 16 bytes");
-  const int64_t pieces = (args.width + kPieceValues - 1) / kPieceValues, threads = (pieces + kPieces - 1) / kPieces;
-  launch_kernel(device, stream, modulated_norm, {dim3(unsigned(args.M)), int((threads + 31) / 32 * 32)}, args);
+  const int64_t pieces = (args.width + kPieceValues - 1) / kPieceValues;
+  const auto launch = [&](auto kernel, int64_t pieces_of_thread) {
+    const int64_t threads = (pieces + pieces_of_thread - 1) / pieces_of_thread;
+    launch_kernel(device, stream, kernel, {dim3(unsigned(args.M)), int((threads + 31) / 32 * 32)}, args);
+  };
+  const bool aligned = gates_are_whole(args.width, args.shift, args.modulation_stride) && is_aligned(args.scale);
+  if (pieces > 512 * 2) return launch(modulated_norm<4, false>, 4);
+  launch(aligned ? modulated_norm<2, true> : modulated_norm<2, false>, 2);
 }
 
 void launch_gated_add(const Device& device, Stream& stream, const GatedAddArgs& args) {
   if (args.M <= 0) return;
   check_rows(args.rows, args.first, args.M);
-  if (args.x_stride % 2 != 0 || args.y_stride % 2 != 0) throw Error("rows of a sum must be aligned to 4 bytes");
-  launch_kernel(device, stream, gated_add, {dim3(unsigned(args.M)), kThreads}, args);
+  if (args.x_stride % 8 != 0 || args.y_stride % 8 != 0 || !is_aligned(args.x) || !is_aligned(args.y))
+    throw Error("rows of a sum must be aligned to 16 bytes");
+  launch_kernel(device, stream,
+                gates_are_whole(args.width, args.gate, args.gate_stride) ? gated_add<true> : gated_add<false>,
+                {dim3(unsigned(args.M)), threads_of_row(args.width)}, args);
 }
 
 void launch_image_heads(const Device& device, Stream& stream, const ImageHeadsArgs& args) {
@@ -373,6 +478,14 @@ void launch_image_heads(const Device& device, Stream& stream, const ImageHeadsAr
   if (args.head_dim % 2 != 0 || args.padded_dim % 2 != 0 || args.head_dim > args.padded_dim || args.padded_dim > 128)
     throw Error("--device cuda: heads of {} values; even ones up to 128 are run", args.head_dim);
   if (args.in_stride % 2 != 0 || args.out_stride % 2 != 0) throw Error("rows of heads must be aligned to 4 bytes");
+  const bool of_128 = args.head_dim == 128 && args.v == nullptr && args.in_stride % 8 == 0 &&
+                      args.out_stride % 8 == 0 && is_aligned(args.q) && is_aligned(args.k) && is_aligned(args.q_out) &&
+                      is_aligned(args.k_out) && is_aligned(args.q_norm) && is_aligned(args.k_norm) &&
+                      is_aligned(args.cos) && is_aligned(args.sin);
+  if (of_128) {
+    const auto blocks = unsigned((args.M * args.n_heads + kThreads / 16 - 1) / (kThreads / 16));
+    return launch_kernel(device, stream, image_heads_of_128, {dim3(blocks), kThreads}, args);
+  }
   launch_kernel(device, stream, image_heads, {dim3(blocks_of_warps(args.M * args.n_heads)), kThreads}, args);
 }
 
@@ -404,7 +517,12 @@ void launch_gather_rows(const Device& device, Stream& stream, const GatherRowsAr
 void launch_combine_experts(const Device& device, Stream& stream, const CombineExpertsArgs& args) {
   if (args.M <= 0) return;
   check_rows(args.rows, args.first, args.M);
-  launch_kernel(device, stream, combine_experts, {dim3(unsigned(args.M)), kThreads}, args);
+  if (args.x_stride % 8 != 0 || args.result_stride % 8 != 0 || !is_aligned(args.x) || !is_aligned(args.results))
+    throw Error("rows of experts' results must be aligned to 16 bytes");
+  launch_kernel(
+      device, stream,
+      gates_are_whole(args.width, args.gate, args.gate_stride) ? combine_experts<true> : combine_experts<false>,
+      {dim3(unsigned(args.M)), threads_of_row(args.width)}, args);
 }
 
 }  // namespace lacuna::cuda

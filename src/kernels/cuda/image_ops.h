@@ -42,7 +42,7 @@ void launch_modulated_norm(const Device& device, Stream& stream, const Modulated
 struct GatedAddArgs {
   TokenRows rows;
   int64_t first = 0, M = 0, width = 0;
-  const bf16* y = nullptr;  // row `first`
+  const bf16* y = nullptr;  // row `first`; rows aligned to 16 bytes, as those of x
   int64_t y_stride = 0;
   const float* gate = nullptr;  // [images][gate_stride]
   int64_t gate_stride = 0;
@@ -130,7 +130,7 @@ struct CombineExpertsArgs {
   int top_k = 0;
   const int32_t* row = nullptr;   // [M][top_k]
   const float* weight = nullptr;  // [M][top_k]
-  const bf16* results = nullptr;
+  const bf16* results = nullptr;  // rows aligned to 16 bytes, as those of x
   int64_t result_stride = 0;
   const float* gate = nullptr;  // [images][gate_stride]
   int64_t gate_stride = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "kernels/cuda/tensor_core_few.h"
 #include "kernels/cuda/tensor_core_mma.h"
 #include "kernels/cuda/tensor_core_wgmma.h"
 
@@ -67,8 +68,17 @@ void check_results(const TensorCoreArgs& a) {
     throw Error("a product whose scaling and transposition are launches of their own needs a workspace");
 }
 
-/// mma or wgmma. Throws Error where the device or this build does not have it.
+bool runs_few(const TensorCoreArgs& a) {
+  return a.M <= kMostFewTokens && !a.w.operation.sparse && a.groups == 0 && a.write_back != WriteBack::separate;
+}
+
+/// All but best. Throws Error where the device or this build does not have it.
 TensorCoreKernel kernel_of(const DeviceInfo& device, const TensorCoreArgs& a) {
+  if (a.kernel == TensorCoreKernel::few && !runs_few(a))
+    throw Error("the kernel of few tokens runs up to {} of them by dense weights, without groups; not {} tokens by {}",
+                kMostFewTokens, a.M, words(a.w.operation));
+  const bool is_free = a.kernel == TensorCoreKernel::best && a.plan == nullptr && a.write_back == WriteBack::staged;
+  if (a.kernel == TensorCoreKernel::few || (is_free && runs_few(a))) return TensorCoreKernel::few;
 #if LACUNA_HAVE_SM90A
   const bool has_wgmma = device.major == 9;
 #else
@@ -100,8 +110,9 @@ TensorCorePlan plan_of(const DeviceInfo& device, const TensorCoreArgs& a) {
 }
 
 void check_plan(const TensorCoreArgs& a, TensorCoreKernel kernel) {
-  if (kernel == TensorCoreKernel::mma && a.plan != nullptr)
-    throw Error("a plan of {} is the wgmma kernel's, but the mma kernel runs", words(*a.plan));
+  if (kernel != TensorCoreKernel::wgmma && a.plan != nullptr)
+    throw Error("a plan of {} is the wgmma kernel's, but the {} kernel runs", words(*a.plan),
+                kernel == TensorCoreKernel::mma ? "mma" : "few tokens'");
 }
 
 }  // namespace
@@ -145,6 +156,7 @@ void launch_tensor_core(const Device& device, Stream& stream, const TensorCoreAr
   check_results(args);
   const TensorCoreKernel kernel = kernel_of(device.info(), args);
   check_plan(args, kernel);
+  if (kernel == TensorCoreKernel::few) return launch_tensor_core_few(device, stream, args);
 #if LACUNA_HAVE_SM90A
   if (kernel == TensorCoreKernel::wgmma)
     launch_tensor_core_wgmma(device, stream, args, plan_of(device.info(), args));
@@ -160,6 +172,8 @@ std::string explain_tensor_core(const DeviceInfo& device, const TensorCoreArgs& 
   constexpr std::string_view kWriteBacks[] = {"staged", "direct", "separate"};
   const TensorCoreKernel kernel = kernel_of(device, args);
   check_plan(args, kernel);
+  if (kernel == TensorCoreKernel::few)
+    return fmt::format("float32 sums of {}, 64 outputs x up to {} tokens", words(args.w.operation), kMostFewTokens);
   const bool wgmma = kernel == TensorCoreKernel::wgmma && args.w.K > 0;
   std::string sums;
   if (args.w.operation.eight_bits)

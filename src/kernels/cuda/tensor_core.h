@@ -4,8 +4,8 @@
 //   y[m, n] = act(x_scale[m] * w_scale[n] * sum_k x[m, k] w[n, k] + bias[n])
 //
 // Tensor cores take a sparse matrix as the left operand only, so that the weight stands left and the product comes out
-// transposed; it is turned on its way to memory. A token's outputs do not depend on the other tokens, and every run
-// gives the same bits.
+// transposed; it is turned on its way to memory. A token's outputs do not depend on the other tokens (but up to
+// kMostFewTokens tokens are summed in another order than more), and every run gives the same bits.
 #pragma once
 
 #include <cstddef>
@@ -116,7 +116,9 @@ enum class TensorCoreKernel : uint8_t {
   best,   // of those that the device runs
   mma,    // mma.sync and mma.sp.sync: e4m3 from compute capability 8.9 on, bf16 from 8.0 on
   wgmma,  // 9.0
+  few,    // up to kMostFewTokens tokens by dense weights, no groups, not WriteBack::separate; sums in float32
 };
+inline constexpr int64_t kMostFewTokens = 4;
 
 /// A shape of the wgmma kernel.
 struct TensorCorePlan {

@@ -76,17 +76,17 @@ FeedForward::FeedForward(Binder& binder, const std::string& name, const Config& 
 }
 
 void FeedForward::run(Workspace& w, const float* x, int64_t M, float* y) {
-  if (experts_) return experts_->run(w.pool, x, M, y, w.times);
+  if (experts_) return experts_->run(w.pool, x, M, y, w.times, w.observer);
   {
     const auto measure = w.times.measure(is_text_ ? Part::text_up : Part::double_up, flops_of(up_, M));
-    up_.run(x, M, w.inner.data());
+    up_.run(x, M, w.inner.data(), w.observer);
   }
   {
     const auto measure = w.times.measure(Part::elementwise);
     kernels::gelu_tanh(w.pool, w.inner.data(), M, up_.N(), up_.N());
   }
   const auto measure = w.times.measure(is_text_ ? Part::text_down : Part::double_down, flops_of(down_, M));
-  down_.run(w.inner.data(), M, y);
+  down_.run(w.inner.data(), M, y, w.observer);
 }
 
 DoubleBlock::Stream DoubleBlock::make_stream(Binder& binder, const std::string& prefix, bool is_text,
@@ -125,7 +125,7 @@ void DoubleBlock::run(Workspace& w, const Conditions& conditions, float* x) {
     rows.modulation.resize(size_t(6 * width));
     {
       const auto measure = w.times.measure(Part::modulation, flops_of(stream.modulation, 1));
-      stream.modulation.run(conditions.silu_embedding, 1, rows.modulation.data());
+      stream.modulation.run(conditions.silu_embedding, 1, rows.modulation.data(), w.observer);
     }
     const float* modulation = rows.modulation.data();
     {
@@ -137,7 +137,7 @@ void DoubleBlock::run(Workspace& w, const Conditions& conditions, float* x) {
           w.times.measure(stream.is_text ? Part::text_qkv : Part::double_qkv, flops_of(stream.qkv, rows.count));
       const std::array<kernels::Output, 3> out = {
           kernels::Output{at(w.q, rows.first), width}, {at(w.k, rows.first), width}, {at(w.v, rows.first), width}};
-      stream.qkv.run(at(w.normed, rows.first), rows.count, width, out);
+      stream.qkv.run(at(w.normed, rows.first), rows.count, width, out, w.observer);
     }
     const auto measure = w.times.measure(Part::elementwise);
     norm_heads(w, stream.norms, rows.first, rows.count);
@@ -150,7 +150,7 @@ void DoubleBlock::run(Workspace& w, const Conditions& conditions, float* x) {
     {
       const auto measure =
           w.times.measure(stream.is_text ? Part::text_out : Part::double_out, flops_of(stream.out, rows.count));
-      stream.out.run(normed, rows.count, result);
+      stream.out.run(normed, rows.count, result, w.observer);
     }
     {
       const auto measure = w.times.measure(Part::elementwise);
@@ -183,7 +183,7 @@ void SingleBlock::run(Workspace& w, const Conditions& conditions, float* x) {
   std::vector<float> modulation(size_t(3 * width));  // shift, scale, gate
   {
     const auto measure = w.times.measure(Part::modulation, flops_of(modulation_, 1));
-    modulation_.run(conditions.silu_embedding, 1, modulation.data());
+    modulation_.run(conditions.silu_embedding, 1, modulation.data(), w.observer);
   }
   {
     const auto measure = w.times.measure(Part::elementwise);
@@ -193,7 +193,7 @@ void SingleBlock::run(Workspace& w, const Conditions& conditions, float* x) {
     const auto measure = w.times.measure(Part::single_in, flops_of(in_, tokens));
     std::vector<kernels::Output> out = {{w.q.data(), width}, {w.k.data(), width}, {w.v.data(), width}};
     if (!experts_) out.push_back({w.inner.data() + width, stride});
-    in_.run(w.normed.data(), tokens, width, out);
+    in_.run(w.normed.data(), tokens, width, out, w.observer);
   }
   {
     const auto measure = w.times.measure(Part::elementwise);
@@ -203,14 +203,14 @@ void SingleBlock::run(Workspace& w, const Conditions& conditions, float* x) {
   attend(w, conditions, w.inner.data(), stride);
   {
     const auto measure = w.times.measure(Part::single_out, flops_of(out_, tokens));
-    out_.run(w.inner.data(), tokens, w.result.data());
+    out_.run(w.inner.data(), tokens, w.result.data(), w.observer);
   }
   {
     const auto measure = w.times.measure(Part::elementwise);
     kernels::add_gated(w.pool, w.result.data(), modulation.data() + 2 * width, tokens, width, x);
   }
   if (!experts_) return;
-  experts_->run(w.pool, w.normed.data(), tokens, w.result.data(), w.times);
+  experts_->run(w.pool, w.normed.data(), tokens, w.result.data(), w.times, w.observer);
   const auto measure = w.times.measure(Part::elementwise);
   kernels::add_gated(w.pool, w.result.data(), modulation.data() + 2 * width, tokens, width, x);
 }

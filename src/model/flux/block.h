@@ -32,6 +32,7 @@ struct Workspace {
   const Config& config;
   ThreadPool& pool;
   PartTimes times;
+  const InputObserver* observer = nullptr;                   // of linear layers
   std::vector<float> normed, q, k, v, keys, values, result;  // [tokens, width]
   std::vector<float> inner;                                  // [tokens, width + mlp_width]
 };

@@ -32,7 +32,7 @@ struct CudaExperts {
   CudaLinear gate, up, down;
 };
 struct CudaStream {
-  CudaLinear modulation, qkv, out, up, down;
+  CudaLinear qkv, out, up, down;
   HeadNormBuffers norms;
   std::optional<CudaExperts> experts;
 };
@@ -40,7 +40,7 @@ struct CudaDouble {
   CudaStream text, image;
 };
 struct CudaSingle {
-  CudaLinear modulation, in, up, out;  // in: k, v, q and, where joined, the MLP's first matrix; else q, k, v
+  CudaLinear in, up, out;  // in: k, v, q and, where joined, the MLP's first matrix; else q, k, v
   HeadNormBuffers norms;
   std::optional<CudaExperts> experts;
 };
@@ -77,7 +77,7 @@ struct CudaNet::Impl {
   cuda::Stream stream;
   int64_t weight_bytes = 0;
 
-  CudaLinear latents, text, scale_shift, last;
+  CudaLinear latents, text, modulate, last;  // modulate: shifts, scales and gates of all blocks, and the last norm's
   CudaEmbedder timestep, guidance, pooled;
   std::vector<CudaDouble> doubles;
   std::vector<CudaSingle> singles;
@@ -89,7 +89,7 @@ struct CudaNet::Impl {
   std::vector<float> ids;  // whose angles lie in cos and sin
   bf16 *latents_in = nullptr, *text_in = nullptr, *time_in = nullptr, *guidance_in = nullptr, *pooled_in = nullptr;
   float *cos = nullptr, *sin = nullptr;
-  float *embedded[4] = {}, *modulation = nullptr, *last_modulation = nullptr, *result_out = nullptr;
+  float *embedded[4] = {}, *modulation = nullptr, *result_out = nullptr;
   bf16 *embed_inner = nullptr, *condition = nullptr;
   bf16 *hidden = nullptr, *normed = nullptr, *qkv = nullptr, *heads = nullptr, *inner = nullptr, *result = nullptr;
   std::byte *norm_codes = nullptr, *codes = nullptr;
@@ -123,12 +123,18 @@ struct CudaNet::Impl {
   int64_t expert_rows() const { return rows.count() * config.moe.top_k; }
   int64_t text_rows() const { return rows.images * rows.text; }
   int64_t image_rows() const { return rows.images * rows.image; }
-  /// [images][6 width] of text and of image of each double block, then [images][3 width] of each single one.
+  /// A row of `modulation`: 6 width of text and of image of each double block, 3 width of each single one, the last
+  /// norm's scale and shift.
   float* modulation_of_double(size_t block, bool image) const {
-    return modulation + rows.images * width() * 6 * int64_t(2 * block + (image ? 1 : 0));
+    return modulation + padded_outputs(6 * width()) * int64_t(2 * block + (image ? 1 : 0));
   }
-  float* modulation_of_single(size_t block) const {
-    return modulation_of_double(doubles.size(), false) + rows.images * width() * 3 * int64_t(block);
+  float* modulation_of_single(int64_t block) const {
+    return modulation_of_double(size_t(config.n_double), false) + padded_outputs(3 * width()) * block;
+  }
+  float* last_modulation() const { return modulation_of_single(config.n_single); }
+  int64_t modulation_stride() const {
+    return padded_outputs(6 * width()) * 2 * config.n_double + padded_outputs(3 * width()) * config.n_single +
+           2 * padded_outputs(width());
   }
 
   // ---- loading ----
@@ -142,14 +148,12 @@ struct CudaNet::Impl {
   static double flops(const CudaLinear& linear, int64_t M) { return 2.0 * double(M) * linear.weights(); }
   /// Values as `reader` wants them; codes go to the place that all inputs but norms share.
   CudaInput input(const CudaLinear& reader, const bf16* values, int64_t stride, int64_t M, int64_t first);
-  CudaInput norm(int64_t first, int64_t M, const float* of, int64_t stride, bool values, bool quantized);
+  CudaInput norm(int64_t first, int64_t M, const float* shift_scale, bool values, bool quantized);
   void turn_heads(const HeadNormBuffers& norms, bf16* q, bf16* k, const bf16* v, int64_t first, int64_t M);
   void attend(const bf16* q, const bf16* k, const bf16* v, bf16* out, int64_t out_stride);
   /// hidden += gate * product.
-  void add_product(Part part, const CudaLinear& linear, const CudaInput& x, const float* gate, int64_t gate_stride,
-                   int64_t first);
-  void run_experts(const CudaExperts& experts, const CudaInput& x, int64_t first, const float* gate,
-                   int64_t gate_stride);
+  void add_product(Part part, const CudaLinear& linear, const CudaInput& x, const float* gate, int64_t first);
+  void run_experts(const CudaExperts& experts, const CudaInput& x, int64_t first, const float* gate);
   void embed_one(const CudaEmbedder& embedder, const bf16* x, int64_t K, float* out);
   void embed();
   void run_double(size_t index);
@@ -189,7 +193,6 @@ CudaStream CudaNet::Impl::load_stream(Binder& binder, CudaUploader& uploader, co
   std::vector<kernels::WeightView> of_heads;
   for (const char* part : {"q", "k", "v"}) of_heads.push_back(binder.weight(attention + part + end, W, W));
   CudaStream out;
-  out.modulation = one(prefix + (is_text ? "norm1_context" : "norm1") + ".linear", 6 * W, W);
   out.qkv = CudaLinear(uploader, of_heads);
   out.out = one(prefix + (is_text ? "attn.to_add_out" : "attn.to_out.0"), W, W);
   out.norms = {uploader.upload(binder.norm(norm + "q", config.head_dim), norm),
@@ -211,7 +214,6 @@ CudaSingle CudaNet::Impl::load_single(Binder& binder, CudaUploader& uploader, in
     return CudaLinear(uploader, {&view, 1});
   };
   CudaSingle out;
-  out.modulation = one("norm.linear", 3 * W, W);
   std::vector<kernels::WeightView> in;
   for (const char* part : {"attn.to_k", "attn.to_v", "attn.to_q"}) in.push_back(binder.weight(prefix + part, W, W));
   if (joins_mlp()) in.push_back(binder.weight(prefix + "proj_mlp", config.mlp_width, W));
@@ -278,21 +280,23 @@ void CudaNet::Impl::load(const io::ImageCheckpoint& checkpoint, ThreadPool& pool
   timestep = embedder("timestep_embedder", kTimeFrequencies);
   if (config.guidance) guidance = embedder("guidance_embedder", kTimeFrequencies);
   pooled = embedder("text_embedder", config.pooled_dim);
+  std::vector<kernels::WeightView> modulations;
   for (int64_t i = 0; i < config.n_double; ++i) {
     const std::string prefix = fmt::format("transformer_blocks.{}.", i);
+    for (const char* norm : {"norm1_context", "norm1"})
+      modulations.push_back(binder.weight(prefix + norm + ".linear", 6 * W, W));
     CudaStream of_text = load_stream(binder, uploader, prefix, true);
     doubles.push_back({std::move(of_text), load_stream(binder, uploader, prefix, false)});
-    biases.clear();
     if (bar) bar->add(1);
   }
   for (int64_t i = 0; i < config.n_single; ++i) {
+    modulations.push_back(binder.weight(fmt::format("single_transformer_blocks.{}.norm.linear", i), 3 * W, W));
     singles.push_back(load_single(binder, uploader, i));
-    biases.clear();
     if (bar) bar->add(1);
   }
-  const std::vector<kernels::WeightView> both = {binder.weight("norm_out.scale", W, W),
-                                                 binder.weight("norm_out.shift", W, W)};
-  scale_shift = CudaLinear(uploader, both);
+  for (const char* part : {"scale", "shift"})
+    modulations.push_back(binder.weight(fmt::format("norm_out.{}", part), W, W));
+  modulate = CudaLinear(uploader, modulations);
   last = one("proj_out", config.out_channels, W);
   binder.check_all_used();
   weight_bytes = uploader.bytes();
@@ -328,8 +332,7 @@ CudaInput CudaNet::Impl::input(const CudaLinear& reader, const bf16* values, int
   return out;
 }
 
-CudaInput CudaNet::Impl::norm(int64_t first, int64_t M, const float* shift_scale, int64_t stride, bool values,
-                              bool quantized) {
+CudaInput CudaNet::Impl::norm(int64_t first, int64_t M, const float* shift_scale, bool values, bool quantized) {
   mark(Part::elementwise);
   CudaInput out{.values = normed + first * width_stride(),
                 .value_stride = width_stride(),
@@ -346,7 +349,7 @@ CudaInput CudaNet::Impl::norm(int64_t first, int64_t M, const float* shift_scale
                                .x_stride = width_stride(),
                                .shift = shift_scale,
                                .scale = shift_scale + width(),
-                               .modulation_stride = stride,
+                               .modulation_stride = modulation_stride(),
                                .y = values ? normed + first * width_stride() : nullptr,
                                .y_stride = width_stride(),
                                .codes = quantized ? norm_codes + first * code_stride(width()) : nullptr,
@@ -388,7 +391,7 @@ void CudaNet::Impl::attend(const bf16* q, const bf16* k, const bf16* v, bf16* ou
 }
 
 void CudaNet::Impl::add_product(Part part, const CudaLinear& linear, const CudaInput& x, const float* gate,
-                                int64_t gate_stride, int64_t first) {
+                                int64_t first) {
   bf16* const to = hidden + first * width_stride();
   mark(part, flops(linear, x.M));
   if (rows.images == 1) {
@@ -406,13 +409,12 @@ void CudaNet::Impl::add_product(Part part, const CudaLinear& linear, const CudaI
                           .y = plain,
                           .y_stride = width_stride(),
                           .gate = gate,
-                          .gate_stride = gate_stride,
+                          .gate_stride = modulation_stride(),
                           .x = to,
                           .x_stride = width_stride()});
 }
 
-void CudaNet::Impl::run_experts(const CudaExperts& experts, const CudaInput& x, int64_t first, const float* gate,
-                                int64_t gate_stride) {
+void CudaNet::Impl::run_experts(const CudaExperts& experts, const CudaInput& x, int64_t first, const float* gate) {
   const MoeConfig& moe = config.moe;
   const int64_t count = x.M * moe.top_k, logit_stride = padded_outputs(moe.n_experts);
   mark(Part::router, flops(experts.gate, x.M));
@@ -457,7 +459,7 @@ void CudaNet::Impl::run_experts(const CudaExperts& experts, const CudaInput& x, 
   cuda::CombineExpertsArgs combine{.rows = rows, .first = first, .M = x.M, .width = width()};
   combine.top_k = int(moe.top_k), combine.row = row, combine.weight = share;
   combine.results = expert_result, combine.result_stride = result_stride;
-  combine.gate = gate, combine.gate_stride = gate_stride;
+  combine.gate = gate, combine.gate_stride = modulation_stride();
   combine.x = hidden + first * width_stride(), combine.x_stride = width_stride();
   cuda::launch_combine_experts(device, stream, combine);
 }
@@ -475,7 +477,7 @@ void CudaNet::Impl::embed_one(const CudaEmbedder& embedder, const bf16* x, int64
 }
 
 void CudaNet::Impl::embed() {
-  const int64_t B = rows.images, W = width();
+  const int64_t B = rows.images;
   const auto multiply = [&](const CudaLinear& linear, const bf16* from, int64_t M, int64_t first) {
     const CudaInput in = input(linear, from, round_up(linear.K(), kRowValues), M, first);
     mark(Part::embed, flops(linear, M));
@@ -489,23 +491,10 @@ void CudaNet::Impl::embed() {
   embed_one(pooled, pooled_in, config.pooled_dim, embedded[1]);
   cuda::launch_silu_sum(device, stream, embedded[0], embedded[1], config.guidance ? embedded[2] : nullptr,
                         B * width_stride(), condition);
-  // All blocks' shifts, scales and gates depend on the conditions alone. One quantization serves them.
-  const auto readers = [&](const auto& use) {
-    for (size_t i = 0; i < doubles.size(); ++i) {
-      use(doubles[i].text.modulation, modulation_of_double(i, false), 6 * W);
-      use(doubles[i].image.modulation, modulation_of_double(i, true), 6 * W);
-    }
-    for (size_t i = 0; i < singles.size(); ++i) use(singles[i].modulation, modulation_of_single(i), 3 * W);
-    use(scale_shift, last_modulation, 2 * padded_outputs(W));
-  };
-  CudaInput x{.values = condition, .value_stride = width_stride(), .M = B};
-  readers([&](const CudaLinear& linear, float*, int64_t) {
-    if (linear.reads_codes() && x.codes == nullptr) x = input(linear, condition, width_stride(), B, 0);
-  });
-  readers([&](const CudaLinear& linear, float* to, int64_t stride) {
-    mark(Part::modulation, flops(linear, B));
-    linear.run(device, stream, x, {.y = to, .stride = stride, .type = cuda::Element::f32});
-  });
+  // All blocks' shifts, scales and gates depend on the conditions alone.
+  const CudaInput x = input(modulate, condition, width_stride(), B, 0);
+  mark(Part::modulation, flops(modulate, B));
+  modulate.run(device, stream, x, {.y = modulation, .stride = modulation_stride(), .type = cuda::Element::f32});
 }
 
 void CudaNet::Impl::run_double(size_t index) {
@@ -514,14 +503,13 @@ void CudaNet::Impl::run_double(size_t index) {
   struct Rows {
     const CudaStream& stream;
     int64_t first, count;
-    const float* modulation;  // [images][6][width]: shift, scale and gate of the attention, then of the MLP
+    const float* modulation;  // [6][width]: shift, scale and gate of the attention, then of the MLP
     bool is_text;
   };
   const Rows both[] = {{block.text, 0, text_rows(), modulation_of_double(index, false), true},
                        {block.image, text_rows(), image_rows(), modulation_of_double(index, true), false}};
   for (const Rows& r : both) {
-    const CudaInput x =
-        norm(r.first, r.count, r.modulation, 6 * W, r.stream.qkv.reads_values(), r.stream.qkv.reads_codes());
+    const CudaInput x = norm(r.first, r.count, r.modulation, r.stream.qkv.reads_values(), r.stream.qkv.reads_codes());
     mark(r.is_text ? Part::text_qkv : Part::double_qkv, flops(r.stream.qkv, r.count));
     bf16* const to = qkv + r.first * qkv_stride();
     r.stream.qkv.run(device, stream, x, {.y = to, .stride = qkv_stride()});
@@ -532,30 +520,29 @@ void CudaNet::Impl::run_double(size_t index) {
     const CudaStream& s = r.stream;
     bf16* const at = inner + r.first * inner_stride();
     CudaInput x = input(s.out, at, inner_stride(), r.count, r.first);
-    add_product(r.is_text ? Part::text_out : Part::double_out, s.out, x, r.modulation + 2 * W, 6 * W, r.first);
+    add_product(r.is_text ? Part::text_out : Part::double_out, s.out, x, r.modulation + 2 * W, r.first);
     if (s.experts) {
-      x = norm(r.first, r.count, r.modulation + 3 * W, 6 * W,
-               s.experts->up.reads_values() || s.experts->gate.reads_values(),
+      x = norm(r.first, r.count, r.modulation + 3 * W, s.experts->up.reads_values() || s.experts->gate.reads_values(),
                s.experts->up.reads_codes() || s.experts->gate.reads_codes());
-      run_experts(*s.experts, x, r.first, r.modulation + 5 * W, 6 * W);
+      run_experts(*s.experts, x, r.first, r.modulation + 5 * W);
       continue;
     }
-    x = norm(r.first, r.count, r.modulation + 3 * W, 6 * W, s.up.reads_values(), s.up.reads_codes());
+    x = norm(r.first, r.count, r.modulation + 3 * W, s.up.reads_values(), s.up.reads_codes());
     mark(r.is_text ? Part::text_up : Part::double_up, flops(s.up, r.count));
     s.up.run(device, stream, x, {.y = at, .stride = inner_stride(), .gelu_from = 0});
     x = input(s.down, at, inner_stride(), r.count, r.first);
-    add_product(r.is_text ? Part::text_down : Part::double_down, s.down, x, r.modulation + 5 * W, 6 * W, r.first);
+    add_product(r.is_text ? Part::text_down : Part::double_down, s.down, x, r.modulation + 5 * W, r.first);
   }
 }
 
 void CudaNet::Impl::run_single(size_t index) {
   const int64_t W = width(), part = padded_outputs(W), M = rows.count();
   const CudaSingle& s = singles[index];
-  const float* const shift_scale_gate = modulation_of_single(index);
+  const float* const shift_scale_gate = modulation_of_single(int64_t(index));
   bool values = s.in.reads_values(), quantized = s.in.reads_codes();
   for (const CudaLinear* reader : {&s.up, s.experts ? &s.experts->gate : nullptr, s.experts ? &s.experts->up : nullptr})
     if (reader != nullptr) values |= reader->reads_values(), quantized |= reader->reads_codes();
-  const CudaInput x = norm(0, M, shift_scale_gate, 3 * W, values, quantized);
+  const CudaInput x = norm(0, M, shift_scale_gate, values, quantized);
   bf16 *const k = qkv, *const v = qkv + part, *const q = qkv + 2 * part;
   mark(Part::single_in, flops(s.in, M));
   s.in.run(device, stream, x, {.y = qkv, .stride = qkv_stride(), .gelu_from = joins_mlp() ? 3 * part : -1});
@@ -568,8 +555,8 @@ void CudaNet::Impl::run_single(size_t index) {
   bf16* const joined = joins_mlp() ? q : inner;
   const int64_t stride = joins_mlp() ? qkv_stride() : inner_stride();
   attend(q, k, v, joined, stride);
-  add_product(Part::single_out, s.out, input(s.out, joined, stride, M, 0), shift_scale_gate + 2 * W, 3 * W, 0);
-  if (s.experts) run_experts(*s.experts, x, 0, shift_scale_gate + 2 * W, 3 * W);
+  add_product(Part::single_out, s.out, input(s.out, joined, stride, M, 0), shift_scale_gate + 2 * W, 0);
+  if (s.experts) run_experts(*s.experts, x, 0, shift_scale_gate + 2 * W);
 }
 
 void CudaNet::Impl::finish() {
@@ -582,9 +569,9 @@ void CudaNet::Impl::finish() {
                                .width = width(),
                                .x = hidden + first * width_stride(),
                                .x_stride = width_stride(),
-                               .shift = last_modulation + part,
-                               .scale = last_modulation,
-                               .modulation_stride = 2 * part,
+                               .shift = last_modulation() + part,
+                               .scale = last_modulation(),
+                               .modulation_stride = modulation_stride(),
                                .y = normed + first * width_stride(),
                                .y_stride = width_stride()});
   const CudaInput x = input(last, normed + first * width_stride(), width_stride(), M, first);
@@ -623,8 +610,7 @@ int64_t CudaNet::Impl::lay_out(std::byte* base) {
   place(cos, rope), place(sin, rope);
   for (float*& one : embedded) place(one, B * Ws);
   place(embed_inner, B * Ws), place(condition, B * Ws);
-  place(modulation, B * W * (12 * config.n_double + 3 * config.n_single));
-  place(last_modulation, B * 2 * padded_outputs(W));
+  place(modulation, B * modulation_stride());
   place(result_out, image_rows() * config.out_channels);
   place(hidden, M * Ws), place(normed, M * Ws);
   place(qkv, M * qkv_stride()), place(inner, M * inner_stride());

@@ -58,7 +58,8 @@ Experts::Experts(Binder& binder, const std::string& name, const Config& config, 
   down_ = GroupedLinear(down, pool);
 }
 
-void Experts::run(ThreadPool& pool, const float* x, int64_t M, float* y, PartTimes& times) {
+void Experts::run(ThreadPool& pool, const float* x, int64_t M, float* y, PartTimes& times,
+                  const InputObserver* observer) {
   const int64_t rows = M * config_.top_k;
   const double flops = 2.0 * double(rows) * double(width_) * double(config_.width);
   const auto row_bytes = size_t(width_) * sizeof(float);
@@ -69,7 +70,7 @@ void Experts::run(ThreadPool& pool, const float* x, int64_t M, float* y, PartTim
   Routing routing;
   {
     const auto measure = times.measure(Part::router, 2.0 * double(M) * double(width_) * double(config_.n_experts));
-    gate_.run(x, M, logits_.data());
+    gate_.run(x, M, logits_.data(), observer);
     routing = route(logits_, config_);
     pool.parallel_for(rows, 16, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row)
@@ -78,7 +79,7 @@ void Experts::run(ThreadPool& pool, const float* x, int64_t M, float* y, PartTim
   }
   {
     const auto measure = times.measure(Part::expert_up, flops);
-    up_.run(rows_.data(), routing.offsets, inner_.data());
+    up_.run(rows_.data(), routing.offsets, inner_.data(), observer);
   }
   {
     const auto measure = times.measure(Part::elementwise);
@@ -86,7 +87,7 @@ void Experts::run(ThreadPool& pool, const float* x, int64_t M, float* y, PartTim
   }
   {
     const auto measure = times.measure(Part::expert_down, flops);
-    down_.run(inner_.data(), routing.offsets, results_.data());
+    down_.run(inner_.data(), routing.offsets, results_.data(), observer);
   }
   const auto measure = times.measure(Part::elementwise);
   std::fill_n(y, M * width_, 0.0f);

@@ -30,8 +30,8 @@ Routing route(std::span<const float> logits, const MoeConfig& config);
 class Experts {
  public:
   Experts(Binder& binder, const std::string& name, const Config& config, ThreadPool& pool);
-  /// x, y: [M, width].
-  void run(ThreadPool& pool, const float* x, int64_t M, float* y, PartTimes& times);
+  /// x, y: [M, width]. observer: may be nullptr.
+  void run(ThreadPool& pool, const float* x, int64_t M, float* y, PartTimes& times, const InputObserver* observer);
 
  private:
   MoeConfig config_;

@@ -23,11 +23,11 @@ void check_finite(std::span<const float> values, std::string_view where) {
                 bad, values[size_t(bad)]);
 }
 
-void Net::Embedder::add(std::vector<float> x, std::span<float> sum) {
+void Net::Embedder::add(std::vector<float> x, std::span<float> sum, const InputObserver* observer) {
   std::vector<float> inner(size_t(first.N())), result(size_t(second.N()));
-  first.run(x.data(), 1, inner.data());
+  first.run(x.data(), 1, inner.data(), observer);
   silu(inner);
-  second.run(inner.data(), 1, result.data());
+  second.run(inner.data(), 1, result.data(), observer);
   for (size_t i = 0; i < result.size(); ++i) sum[i] += result[i];
 }
 
@@ -76,13 +76,14 @@ void check_inputs(const Config& config, const Inputs& inputs, int64_t results) {
 
 std::vector<float> Net::embed_conditions(const Inputs& inputs) {
   std::vector<float> out(size_t(config_.width()), 0.0f);
-  timestep_.add(sinusoid(inputs.timestep * kTimeScale, kTimeFrequencies), out);
-  if (config_.guidance) guidance_.add(sinusoid(inputs.guidance * kTimeScale, kTimeFrequencies), out);
-  pooled_.add({inputs.pooled.begin(), inputs.pooled.end()}, out);
+  const InputObserver* observer = workspace_.observer;
+  timestep_.add(sinusoid(inputs.timestep * kTimeScale, kTimeFrequencies), out, observer);
+  if (config_.guidance) guidance_.add(sinusoid(inputs.guidance * kTimeScale, kTimeFrequencies), out, observer);
+  pooled_.add({inputs.pooled.begin(), inputs.pooled.end()}, out, observer);
   return out;
 }
 
-void Net::predict(const Inputs& inputs, std::span<float> out, const Observer* observer) {
+void Net::predict(const Inputs& inputs, std::span<float> out, const Observer* observer, const InputObserver* layers) {
   check_inputs(config_, inputs, int64_t(out.size()));
   const int64_t width = config_.width();
   const int64_t image = int64_t(inputs.latents.size()) / config_.in_channels;
@@ -91,6 +92,7 @@ void Net::predict(const Inputs& inputs, std::span<float> out, const Observer* ob
     if (observer != nullptr) (*observer)(name, values);
   };
   workspace_.reserve(text + image);
+  workspace_.observer = layers;
   hidden_.resize(size_t((text + image) * width));
   const std::span text_rows(hidden_.data(), size_t(text * width));
   const std::span image_rows(hidden_.data() + text * width, size_t(image * width));
@@ -99,8 +101,8 @@ void Net::predict(const Inputs& inputs, std::span<float> out, const Observer* ob
   {
     const double weights = double(image) * double(config_.in_channels) + double(text) * double(config_.text_dim);
     const auto measure = workspace_.times.measure(Part::embed, 2.0 * double(width) * weights);
-    text_.run(inputs.text.data(), text, text_rows.data());
-    latents_.run(inputs.latents.data(), image, image_rows.data());
+    text_.run(inputs.text.data(), text, text_rows.data(), layers);
+    latents_.run(inputs.latents.data(), image, image_rows.data(), layers);
     std::vector<float> ids(inputs.text_ids.begin(), inputs.text_ids.end());
     ids.insert(ids.end(), inputs.image_ids.begin(), inputs.image_ids.end());
     rope = rope_table(ids, config_.rope_axes);
@@ -125,11 +127,11 @@ void Net::predict(const Inputs& inputs, std::span<float> out, const Observer* ob
 
   const auto measure = workspace_.times.measure(Part::last, 2.0 * double(image) * double(width) * double(last_.N()));
   std::vector<float> scale(static_cast<size_t>(width)), shift(static_cast<size_t>(width));
-  scale_.run(conditions.data(), 1, scale.data());
+  scale_.run(conditions.data(), 1, scale.data(), layers);  // one matrix with shift_
   shift_.run(conditions.data(), 1, shift.data());
   modulated_norm(workspace_, image_rows.data(), scale.data(), shift.data(), image, workspace_.normed.data());
   show("norm_out", {workspace_.normed.data(), image_rows.size()});
-  last_.run(workspace_.normed.data(), image, out.data());
+  last_.run(workspace_.normed.data(), image, out.data(), layers);
   check_finite(out, "proj_out");
 }
 

@@ -55,8 +55,9 @@ class Net {
 
   const Config& config() const { return config_; }
   /// out: [image tokens, out_channels]. Throws Error for inputs whose sizes do not fit the net, and naming the block
-  /// after which a value is not finite.
-  void predict(const Inputs& inputs, std::span<float> out, const Observer* observer = nullptr);
+  /// after which a value is not finite. layers: sees the inputs of every linear layer.
+  void predict(const Inputs& inputs, std::span<float> out, const Observer* observer = nullptr,
+               const InputObserver* layers = nullptr);
   const PartTimes& times() const { return workspace_.times; }
   void reset_times() { workspace_.times.reset(); }
 
@@ -64,7 +65,7 @@ class Net {
   /// Linear, SiLU, linear.
   struct Embedder {
     Linear first, second;
-    void add(std::vector<float> x, std::span<float> sum);
+    void add(std::vector<float> x, std::span<float> sum, const InputObserver* observer);
   };
   Embedder make_embedder(Binder& binder, const char* name, int64_t inputs);
   std::vector<float> embed_conditions(const Inputs& inputs);

@@ -1,8 +1,12 @@
 #include "model/flux/synth.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -47,8 +51,18 @@ Config tiny() {
   return out;
 }
 
-bool of_a_block(std::string_view name) {
-  return name.starts_with("transformer_blocks.") || name.starts_with("single_transformer_blocks.");
+/// A name without its numbers.
+std::string kind_of(std::string_view name) {
+  std::string out;
+  std::ranges::copy_if(name, std::back_inserter(out), [](char c) { return c < '0' || c > '9'; });
+  return out;
+}
+
+HugeBuffer constant_vector(int64_t K, float value) {
+  const std::vector<float> values(static_cast<size_t>(K), value);
+  HugeBuffer out(values.size() * sizeof(float), false);
+  std::memcpy(out.data(), values.data(), out.size());
+  return out;
 }
 
 }  // namespace
@@ -74,26 +88,28 @@ int64_t count_parameters(const Config& config) {
   return count;
 }
 
-io::ImageCheckpoint random_checkpoint(std::string_view name, const Config& config, layout::Id layout, uint64_t seed,
-                                      ThreadPool& pool) {
+io::ImageCheckpoint random_checkpoint(std::string_view name, const Config& config, const io::ImagePolicy& policy,
+                                      uint64_t seed, ThreadPool& pool) {
   std::vector<io::Tensor> tensors;
   std::vector<HugeBuffer> memory;
+  std::map<std::tuple<std::string, int64_t, int64_t, const layout::Layout*>, std::span<const std::byte>> made;
   for (const TensorShape& tensor : tensor_shapes(config)) {
-    const auto& stored = layout::get(tensor.is_vector          ? layout::Id::f32
-                                     : of_a_block(tensor.name) ? layout
-                                                               : layout::Id::bf16);
-    if (tensor.is_vector) {
-      memory.emplace_back(size_t(tensor.shape.K) * sizeof(float), false);
-      if (tensor.name.ends_with(".weight")) {
-        const std::vector<float> ones(size_t(tensor.shape.K), 1.0f);
-        std::memcpy(memory.back().data(), ones.data(), memory.back().size());
-      }
-    } else {
-      memory.push_back(naming_file(tensor.name, [&] { return random_matrix(stored, tensor.shape, {}, seed++, pool); }));
+    const layout::Layout* stored = &layout::get(layout::Id::f32);
+    if (!tensor.is_vector) {
+      stored = policy.choose(tensor.name).layout;
+      if (stored == nullptr) stored = &layout::get(layout::Id::bf16);
+    }
+    const auto [place, is_new] = made.try_emplace({kind_of(tensor.name), tensor.shape.N, tensor.shape.K, stored});
+    if (is_new) {
+      memory.push_back(
+          tensor.is_vector
+              ? constant_vector(tensor.shape.K, tensor.name.ends_with(".weight") ? 1.0f : 0.0f)
+              : naming_file(tensor.name, [&] { return random_matrix(*stored, tensor.shape, {}, seed++, pool); }));
+      place->second = memory.back().bytes();
     }
     std::vector<int64_t> dims = {tensor.shape.N, tensor.shape.K};
     if (tensor.is_vector) dims.erase(dims.begin());
-    tensors.push_back({tensor.name, &stored, tensor.shape, std::move(dims), memory.back().bytes()});
+    tensors.push_back({tensor.name, stored, tensor.shape, std::move(dims), place->second});
   }
   return io::ImageCheckpoint::in_memory(std::string(name), format_config(config), std::move(tensors),
                                         std::move(memory));

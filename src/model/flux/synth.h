@@ -7,7 +7,7 @@
 
 #include "core/thread_pool.h"
 #include "io/image_checkpoint.h"
-#include "layout/layout.h"
+#include "io/image_policy.h"
 #include "model/flux/config.h"
 
 namespace lacuna::model::flux {
@@ -25,9 +25,10 @@ const ImageShape& find_image_shape(std::string_view name);
 /// Weights of a config.
 int64_t count_parameters(const Config& config);
 
-/// Matrices of the blocks in `layout`, the others in bf16, normal with variance 1/K; norms 1, biases 0.
-/// Throws Error for a layout that does not fit a matrix.
-io::ImageCheckpoint random_checkpoint(std::string_view name, const Config& config, layout::Id layout, uint64_t seed,
-                                      ThreadPool& pool);
+/// Matrices in the layouts of the policy (those that it leaves as they are stored in bf16), normal with variance 1/K;
+/// norms 1, biases 0. Tensors whose names differ in numbers alone (those of all blocks, of all experts) share their
+/// bytes, so that a net of any depth fits in memory. Throws Error for a layout that does not fit a matrix.
+io::ImageCheckpoint random_checkpoint(std::string_view name, const Config& config, const io::ImagePolicy& policy,
+                                      uint64_t seed, ThreadPool& pool);
 
 }  // namespace lacuna::model::flux

@@ -1,0 +1,173 @@
+#include "cli/image_inputs.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "cli/image.h"
+#include "core/error.h"
+#include "model/flux/sampler.h"
+
+namespace lacuna::cli {
+
+using io::FloatTensor;
+using model::flux::Inputs;
+using model::flux::LatentShape;
+
+namespace {
+
+/// Row `index` of a tensor's first dimension.
+std::span<const float> part(const FloatTensor& tensor, int64_t index) {
+  const auto size = tensor.values.size() / size_t(tensor.dims[0]);
+  return std::span(tensor.values).subspan(size_t(index) * size, size);
+}
+
+}  // namespace
+
+void add_loop(CLI::App& command, LoopOptions& options) {
+  const char* group = "Prompts";
+  command.add_option("--steps", options.steps, "denoising steps")
+      ->check(integer_in(1, 1000))
+      ->capture_default_str()
+      ->type_name("N")
+      ->group(group);
+  command.add_option("--height", options.height, "of the image in pixels, where the inputs have no latents")
+      ->check(image_side())
+      ->capture_default_str()
+      ->type_name("PIXELS")
+      ->group(group);
+  command.add_option("--width", options.width, "the same")
+      ->check(image_side())
+      ->capture_default_str()
+      ->type_name("PIXELS")
+      ->group(group);
+  command.add_option("--guidance", options.guidance, "guidance scale, for nets that have an embedding of it")
+      ->check(number_in(0, 1000))
+      ->capture_default_str()
+      ->type_name("G")
+      ->group(group);
+  command
+      .add_option(
+          "--schedule", options.schedule,
+          "a scheduler_config.json; default: FLUX.1-dev's settings where the net has a guidance embedding, else "
+          "FLUX.1-schnell's")
+      ->type_name("FILE")
+      ->group(group);
+  add_seed(command, options.seed, "start of the random noise, where the inputs have no latents")->group(group);
+}
+
+ImageInputs::ImageInputs(const std::string& path, const model::flux::Config& config, const LoopOptions& options,
+                         const CLI::App& command)
+    : path_(path), config_(config), tensors_(io::read_float_tensors(path)) {
+  const bool step = find("hidden_states") != nullptr;
+  prompts_ = find("prompt_embeds") != nullptr;
+  if (step && prompts_)
+    throw Error("{}: has hidden_states of single steps and prompt_embeds of prompts; keep one of them", path);
+  if (!step && !prompts_)
+    throw Error("{}: has neither hidden_states, as `image step` reads, nor prompt_embeds, as `image denoise` reads",
+                path);
+  if (prompts_) {
+    check_prompts(options, command);
+    return;
+  }
+  refuse_given(command, {"--steps", "--height", "--width", "--guidance", "--schedule", "--seed"},
+               "prompt_embeds, which " + path + " does not have");
+  check_step();
+}
+
+const FloatTensor* ImageInputs::find(const char* name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? nullptr : &found->second;
+}
+
+const FloatTensor& ImageInputs::need(const char* name, const std::vector<int64_t>& dims) const {
+  const FloatTensor* tensor = find(name);
+  if (tensor == nullptr) throw Error("{}: tensor {} is missing", path_, name);
+  bool fits = tensor->dims.size() == dims.size() && !tensor->values.empty();
+  for (size_t i = 0; fits && i < dims.size(); ++i) fits = dims[i] == -1 || tensor->dims[i] == dims[i];
+  if (fits) return *tensor;
+  std::string wanted;
+  for (const int64_t dim : dims) wanted += (wanted.empty() ? "" : ", ") + (dim < 0 ? "any" : std::to_string(dim));
+  throw Error("{}: tensor {} has shape [{}], expected [{}]", path_, name, fmt::join(tensor->dims, ", "), wanted);
+}
+
+void ImageInputs::check_step() {
+  const auto axes = int64_t(config_.rope_axes.size());
+  const FloatTensor& latents = need("hidden_states", {-1, -1, config_.in_channels});
+  images_ = latents.dims[0];
+  const FloatTensor& text = need("encoder_hidden_states", {images_, -1, config_.text_dim});
+  need("pooled_projections", {images_, config_.pooled_dim});
+  need("timestep", {images_});
+  if (config_.guidance) need("guidance", {images_});
+  need("img_ids", {latents.dims[1], axes});
+  need("txt_ids", {text.dims[1], axes});
+}
+
+void ImageInputs::check_prompts(const LoopOptions& options, const CLI::App& command) {
+  if (command.count("--guidance") > 0 && !config_.guidance)
+    throw Error("--guidance {}: the net has no guidance embedding; leave it out", options.guidance);
+  if (config_.in_channels % 4 != 0 || config_.out_channels != config_.in_channels || config_.rope_axes.size() != 3)
+    throw Error(
+        "{}: has prompts, but the net has in_channels {}, out_channels {} and {} rope axes; the loop needs as many "
+        "channels out as in, a multiple of 4, and 3 axes",
+        path_, config_.in_channels, config_.out_channels, config_.rope_axes.size());
+  images_ = need("prompt_embeds", {-1, -1, config_.text_dim}).dims[0];
+  need("pooled_prompt_embeds", {images_, config_.pooled_dim});
+  if (find("latents") == nullptr) add_noise(options);
+  const FloatTensor& latents = need("latents", {images_, config_.in_channels / 4, -1, -1});
+  for (const size_t side : {2, 3})
+    if (latents.dims[side] % 2 != 0)
+      throw Error("{}: tensor latents has shape [{}]; height and width must be even", path_,
+                  fmt::join(latents.dims, ", "));
+  const model::flux::Schedule schedule =
+      options.schedule.empty() ? model::flux::usual_schedule(config_.guidance)
+                               : model::flux::parse_schedule(read_input(options.schedule), options.schedule);
+  levels_ = model::flux::noise_levels(schedule, options.steps, latents.dims[2] / 2 * (latents.dims[3] / 2));
+  runs_per_image_ = options.steps;
+  guidance_ = options.guidance;
+}
+
+void ImageInputs::add_noise(const LoopOptions& options) {
+  constexpr int64_t kPixelsPerLatent = kPixelsPerToken / 2;  // along one side
+  const LatentShape shape{config_.in_channels / 4, options.height / kPixelsPerLatent, options.width / kPixelsPerLatent};
+  FloatTensor noise{{images_, shape.channels, shape.height, shape.width}, {}};
+  for (int64_t image = 0; image < images_; ++image) {
+    const std::vector<float> values = model::flux::random_latents(shape, options.seed, image);
+    noise.values.insert(noise.values.end(), values.begin(), values.end());
+  }
+  tensors_.emplace("latents", std::move(noise));
+}
+
+void ImageInputs::run(const Predict& predict) const {
+  for (int64_t image = 0; image < images_; ++image) prompts_ ? run_prompt(image, predict) : run_step(image, predict);
+}
+
+void ImageInputs::run_step(int64_t image, const Predict& predict) const {
+  const FloatTensor* guidance = config_.guidance ? find("guidance") : nullptr;
+  const FloatTensor& latents = tensors_.at("hidden_states");
+  std::vector<float> sample(size_t(latents.dims[1] * config_.out_channels));
+  naming_file(fmt::format("{}: image {}", path_, image), [&] {
+    predict({part(latents, image), part(tensors_.at("encoder_hidden_states"), image),
+             part(tensors_.at("pooled_projections"), image), tensors_.at("timestep").values[size_t(image)],
+             guidance != nullptr ? guidance->values[size_t(image)] : 0.0f, tensors_.at("img_ids").values,
+             tensors_.at("txt_ids").values},
+            sample);
+  });
+}
+
+void ImageInputs::run_prompt(int64_t image, const Predict& predict) const {
+  const FloatTensor &latents = tensors_.at("latents"), &text = tensors_.at("prompt_embeds");
+  const LatentShape shape{latents.dims[1], latents.dims[2], latents.dims[3]};
+  const std::vector<float> image_ids = model::flux::image_ids(shape);
+  const std::vector<float> text_ids(size_t(text.dims[1]) * config_.rope_axes.size(), 0.0f);
+  std::vector<float> x = model::flux::pack_latents(part(latents, image), shape), direction(x.size());
+  for (size_t i = 0; i + 1 < levels_.size(); ++i) {
+    naming_file(fmt::format("{}: image {}, step {}", path_, image, i), [&] {
+      predict({x, part(text, image), part(tensors_.at("pooled_prompt_embeds"), image), levels_[i], guidance_, image_ids,
+               text_ids},
+              direction);
+    });
+    model::flux::euler_step(x, direction, levels_[i], levels_[i + 1]);
+  }
+}
+
+}  // namespace lacuna::cli

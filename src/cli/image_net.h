@@ -1,0 +1,41 @@
+// src/cli/image_net.h - a FLUX.1 transformer on the device that the flags name.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "cli/command.h"
+#include "core/thread_pool.h"
+#include "io/image_checkpoint.h"
+#include "kernels/cuda/device.h"
+#include "model/flux/cuda_net.h"
+#include "model/flux/net.h"
+
+namespace lacuna::cli {
+
+class ImageNet {
+ public:
+  /// step: the largest that is to run. The checkpoint must outlive the net. Throws Error naming tensor and file, and
+  /// DoesNotFit.
+  ImageNet(const io::ImageCheckpoint& checkpoint, const Common& common, const GpuFlags& gpu,
+           const model::flux::CudaNetOptions& step);
+
+  /// One step of images of one size, with the same coordinates: together on a CUDA device, one after the other on the
+  /// CPU. out: [images][image tokens, out_channels].
+  void predict(std::span<const model::flux::Inputs> images, std::span<float> out);
+
+  /// One of them is there.
+  model::flux::Net* cpu() { return cpu_.get(); }
+  model::flux::CudaNet* cuda() { return cuda_.get(); }
+  /// "cpu", or the name of the card.
+  std::string device_name() const;
+
+ private:
+  ThreadPool pool_;
+  std::unique_ptr<cuda::Device> device_;
+  std::unique_ptr<model::flux::Net> cpu_;
+  std::unique_ptr<model::flux::CudaNet> cuda_;
+};
+
+}  // namespace lacuna::cli

@@ -1,0 +1,1 @@
+#include "kernels/cuda/tensor_core_few.cu"
