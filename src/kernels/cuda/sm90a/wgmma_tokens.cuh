@@ -34,6 +34,34 @@ __device__ __forceinline__ void copy_box(void* to, const void* map, int byte, in
         : "memory");
 }
 
+/// What this thread wrote to shared memory is there for the copy engine.
+__device__ __forceinline__ void fence_for_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/// A box of shared memory to the matrix of `map`, its first value at `column` of `row`; what lies past the matrix's
+/// ends is left out. Counts once committed.
+__device__ __forceinline__ void store_box(const void* map, const void* from, int column, int row) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+               "r"(shared_address(from)), "r"(column), "r"(row)
+               : "memory");
+}
+__device__ __forceinline__ void commit_boxes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Until all but kLeft of this thread's commits have been read from shared memory.
+template <int kLeft>
+__device__ __forceinline__ void wait_for_reads() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
+/// Until all of them are in memory.
+__device__ __forceinline__ void wait_for_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+/// Ends the thread, with clusters once all threads of its cluster are here. kPlace tells the places of a kernel apart:
+/// where paths of warps with different counts of registers meet again, ptxas gives each the fewest.
+template <bool kClusters, int kPlace>
+__device__ __forceinline__ void leave() {
+  if constexpr (kClusters)
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;  // %0" ::"n"(kPlace) : "memory");
+  asm volatile("exit;  // %0" ::"n"(kPlace) : "memory");
+  __builtin_unreachable();
+}
+
 /// Four 8 x 8 matrices of 16-bit values, a register each, to shared memory, turned: `to` of lanes 8 i to 8 i + 7 are
 /// the columns of matrix i, 16 bytes each.
 __device__ __forceinline__ void store_turned(void* to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
