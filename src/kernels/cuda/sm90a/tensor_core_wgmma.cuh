@@ -55,7 +55,7 @@ struct Tile {
 };
 
 /// A tile as the consumers read it, beside its first stage.
-struct Announced {
+struct alignas(16) Announced {
   int n = 0;               // the first output, in its group
   int base = 0;            // the group's first row of w
   int token = 0, end = 0;  // as of a Tile; end 0: no tile follows
@@ -378,7 +378,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     constexpr int kScales = (S::kTokens + 127) / 128;  // of a thread
     float scales[kScales];
     Results results;
-    for (int k = 0, before = 0; k < k_tiles; ++k) {
+    [[maybe_unused]] int before = 0;  // the stage of the products before
+    for (int k = 0; k < k_tiles; ++k) {
       const int s = turn.stage;
       wait_barrier(full + s, turn.phase);
       const std::byte* const stage = shared + s * S::kStageBytes;
@@ -430,12 +431,10 @@ __global__ void __launch_bounds__(kThreads, 1)
         before = s;
       }
       turn.advance();
-      if constexpr (!S::kDrain) {
-        if (k == k_tiles - 1) {
-          wait_for_products<0>();
-          release(before);
-        }
-      }
+    }
+    if constexpr (!S::kDrain) {
+      wait_for_products<0>();
+      release(before);
     }
 
     if (results.n >= rows) continue;
