@@ -159,6 +159,16 @@ class Writer {
         rows_(rows),
         boxed_(boxed) {}
 
+  /// Asks for what is added to the first parts, as soon as staging is free.
+  __device__ __forceinline__ void prefetch(const Results& r) const {
+    if (thread_ == 0) wait_for_reads<0>();
+    sync_threads(barrier_, 128);
+#pragma unroll
+    for (int part = 0; part < S::kStaging; ++part)
+      fetch(staging_ + part * kStagedBytes, r.token + part * kStagedTokens, r);
+  }
+
+  /// kAdd: after prefetch.
   template <Element kType, bool kActivate, bool kAdd>
   __device__ __forceinline__ void staged(const float (&sums)[S::kSums], const float* x_scale, const Results& r) const {
     const int lane = thread_ % 32, warp = thread_ / 32;
@@ -171,7 +181,8 @@ class Writer {
       std::byte* const buffer = staging_ + part % S::kStaging * kStagedBytes;
       const int first = r.token + part * kStagedTokens;
       if constexpr (kAdd) {
-        fetch(buffer, first, r);
+        if (part >= S::kStaging) fetch(buffer, first, r);
+        wait_for_copies<0>();
         sync_threads(barrier_, 128);
       }
 #pragma unroll
@@ -253,9 +264,13 @@ class Writer {
   }
   __device__ __forceinline__ void fetch(std::byte* buffer, int token, const Results& r) const {
     each(token, r, [&](int place, int64_t at, auto kind) {
-      using T = decltype(kind);
-      *reinterpret_cast<T*>(buffer + place) = *reinterpret_cast<const T*>(static_cast<const uint16_t*>(a_.add) + at);
+      const uint16_t* const from = static_cast<const uint16_t*>(a_.add) + at;
+      if constexpr (sizeof(kind) == 16)
+        copy_async(buffer + place, from);
+      else
+        *reinterpret_cast<uint16_t*>(buffer + place) = *from;
     });
+    commit_copies();
   }
   template <Element kType>
   __device__ __forceinline__ void add(float (&v)[4], const MmaB& old) const {
@@ -414,6 +429,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int t = 0; t < kScales; ++t)
           if (const int at = thread + 128 * t; at < S::kTokens) x_scale[at] = scales[t];
+        if constexpr (kStaged)
+          if (a.add != nullptr && results.n < rows) writer.prefetch(results);
       }
       if constexpr (S::kDrain) {
         // The tensor core reads the metadata's registers until its products end, and nobody else protects them. The
