@@ -21,6 +21,7 @@ struct OutputTerms {
   float scale = 1, bias = 0, gate = 1;
   bool activate = false;
 
+  OutputTerms() = default;
   /// n: a row of w; in_group: of its group.
   __device__ __forceinline__ OutputTerms(const TensorCoreArgs& a, int64_t n, int64_t in_group) {
     if (a.w.scale != nullptr) scale = a.w.scale[n];

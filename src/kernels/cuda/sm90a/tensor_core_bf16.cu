@@ -6,8 +6,8 @@
 namespace lacuna::cuda {
 
 std::span<const WgmmaRow> wgmma_rows_bf16() {
-  static constexpr std::array kRows = {row<false, false, false, 128, 256, 2>(), row<false, false, false, 128, 192, 2>(),
-                                       row<false, false, false, 128, 128, 2>(), row<false, false, false, 128, 64, 1>()};
+  static constexpr std::array kRows = {row<false, false, false, 256, 2>(), row<false, false, false, 192, 2>(),
+                                       row<false, false, false, 128, 2>(), row<false, false, false, 64, 1>()};
   return kRows;
 }
 

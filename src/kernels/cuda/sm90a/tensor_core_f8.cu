@@ -6,8 +6,8 @@
 namespace lacuna::cuda {
 
 std::span<const WgmmaRow> wgmma_rows_f8() {
-  static constexpr std::array kRows = {row<true, false, false, 128, 256, 2>(), row<true, false, false, 128, 192, 2>(),
-                                       row<true, false, false, 128, 128, 2>(), row<true, false, false, 128, 64, 1>()};
+  static constexpr std::array kRows = {row<true, false, false, 256, 2>(), row<true, false, false, 192, 2>(),
+                                       row<true, false, false, 128, 2>(), row<true, false, false, 64, 1>()};
   return kRows;
 }
 

@@ -6,7 +6,7 @@
 namespace lacuna::cuda {
 
 std::span<const WgmmaRow> wgmma_rows_f8_full() {
-  static constexpr std::array kRows = {row<true, false, true, 128, 128, 2>(), row<true, false, true, 128, 64, 1>()};
+  static constexpr std::array kRows = {row<true, false, true, 128, 2>(), row<true, false, true, 64, 1>()};
   return kRows;
 }
 

@@ -6,8 +6,8 @@
 namespace lacuna::cuda {
 
 std::span<const WgmmaRow> wgmma_rows_nm24_bf16() {
-  static constexpr std::array kRows = {row<false, true, false, 128, 256, 2>(), row<false, true, false, 128, 192, 2>(),
-                                       row<false, true, false, 128, 128, 2>(), row<false, true, false, 128, 64, 1>()};
+  static constexpr std::array kRows = {row<false, true, false, 256, 2>(), row<false, true, false, 192, 2>(),
+                                       row<false, true, false, 128, 2>(), row<false, true, false, 64, 1>()};
   return kRows;
 }
 

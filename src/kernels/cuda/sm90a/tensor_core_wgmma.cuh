@@ -1,7 +1,8 @@
 // src/kernels/cuda/sm90a/tensor_core_wgmma.cuh - the products of tensor_core.h with wgmma (QuaSpa, section 3.3). A
 // block computes tiles of outputs by tokens, one after the other: one warp has the copy engine bring weights and
 // tokens, two warpgroups multiply, each a half of a tile's outputs. Blocks of a cluster have different outputs and the
-// same tokens, of which each brings a share to all.
+// same tokens, of which each brings a share to all. The warp that brings things walks the tiles and announces them;
+// staged results leave by the copy engine while the next tile's products run.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 #include "kernels/cuda/sm90a/tensor_core_rows.h"
 #include "kernels/cuda/sm90a/tensor_map.h"
 #include "kernels/cuda/sm90a/wgmma_tokens.cuh"
-#include "kernels/cuda/tensor_core_epilogue.cuh"
+#include "kernels/cuda/tensor_core_store.cuh"
 #include "kernels/cuda/tensor_core_wgmma.h"
 
 namespace lacuna::cuda {
@@ -20,28 +21,28 @@ namespace {
 
 constexpr int kGroups = 2, kThreads = (kGroups + 1) * 128, kMostShared = 232448;
 constexpr int kBlockRows = kTileRowsOfWeights, kTokenBytes = kTileInputBytes;
-constexpr int kStagedTokens = 64, kStagedBytes = kStagedTokens * kBlockRows * 2, kStaging = 2;
+constexpr int kStagedTokens = 64, kStagedBytes = kStagedTokens * kBlockRows * 2, kMostStages = 8;
 /// Pairs of tiles of outputs that are walked for one tile of tokens before the next one: together with the tokens of
 /// the blocks that run at once they stay in L2.
 constexpr int kRasterPairs = 12;
 
-template <bool kEightBits_, bool kSparse_, int kBlocks_, int kTokens_, int kCluster_, bool kFull_>
+template <bool kEightBits_, bool kSparse_, bool kFull_, int kTokens_, int kCluster_>
 struct Shape {
   static constexpr bool kEightBits = kEightBits_, kSparse = kSparse_, kFull = kFull_;
   static constexpr bool kDrain = kSparse || kFull;
-  static constexpr int kBlocks = kBlocks_;  // of 64 outputs, of a tile
   static constexpr int kTokens = kTokens_, kCluster = kCluster_;
-  static constexpr int kGroupBlocks = kBlocks / kGroups;  // of a warpgroup
-  static constexpr int kSums = kTokens / 2;               // of a thread, for each block
+  static constexpr int kSums = kTokens / 2;  // of a thread
   static constexpr int kValueBytes = kSparse ? 4096 : 8192, kSteps = kSparse ? 2 : 4;
   static constexpr int kBlockBytes = kValueBytes + (kSparse ? (kEightBits ? 1024 : 512) : 0);
   static constexpr int kStepTokenBytes = kSparse ? 64 : 32;
   static constexpr int kTokenTileBytes = kTokens * kTokenBytes;
-  static constexpr int kStageBytes = (kTokenTileBytes + kBlocks * kBlockBytes + 1023) / 1024 * 1024;
+  static constexpr int kParts = kTokens / kStagedTokens;
+  static constexpr int kStaging = std::min(kParts, kSparse ? 3 : 2);  // buffers; dense, a third would cost a stage
+  static constexpr int kStageBytes = (kTokenTileBytes + kGroups * kBlockBytes + 1023) / 1024 * 1024;
   static constexpr int kOther = kGroups * (kStaging * kStagedBytes + kTokens * 4) + 256;
-  static constexpr int kStages = std::min(8, (kMostShared - kOther) / kStageBytes);
+  static constexpr int kStages = std::min(kMostStages, (kMostShared - kOther) / kStageBytes);
   static constexpr int kShared = kStages * kStageBytes + kOther;
-  static_assert(kStages >= 3 && kSums * kGroupBlocks * (kFull ? 2 : 1) <= 128);
+  static_assert(kStages >= 3 && kSums * (kFull ? 2 : 1) <= 128);
 };
 
 /// What a block computes next.
@@ -51,14 +52,32 @@ struct Tile {
   int token = 0, end = 0;  // the first, and where the group's end
 };
 
-/// The tiles of a cluster, in order. All threads walk them alike.
+/// A tile as the consumers read it, beside its first stage.
+struct alignas(16) Announced {
+  int n = 0;               // the first output, in its group
+  int base = 0;            // the group's first row of w
+  int token = 0, end = 0;  // as of a Tile; end 0: no tile follows
+};
+
+/// The stages in turn. The phase's parity is what consumers wait for; the producer waits for the other one.
+template <class S>
+struct Turn {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == S::kStages) stage = 0, phase ^= 1;
+  }
+};
+
+/// The tiles of a cluster, in order.
 template <class S>
 class Tiles {
  public:
   __device__ __forceinline__ explicit Tiles(const TensorCoreArgs& a) : a_(a) {
     rows_ = a.groups > 0 ? int(a.w.N) / a.groups : int(a.w.N);
     group_blocks_ = (rows_ + kBlockRows - 1) / kBlockRows;
-    pairs_ = (group_blocks_ + S::kBlocks * S::kCluster - 1) / (S::kBlocks * S::kCluster);
+    pairs_ = (group_blocks_ + kGroups * S::kCluster - 1) / (kGroups * S::kCluster);
     step_ = int(gridDim.x) / S::kCluster;
     next_ = int(blockIdx.x) / S::kCluster;
   }
@@ -78,7 +97,7 @@ class Tiles {
     const int width = min(kRasterPairs, pairs_ - raster * kRasterPairs), column = rest / width;
     const int pair = raster * kRasterPairs + rest - column * width;
     const int rank = S::kCluster > 1 ? int(blockIdx.x) % S::kCluster : 0;
-    tile.block = (pair * S::kCluster + rank) * S::kBlocks;
+    tile.block = (pair * S::kCluster + rank) * kGroups;
     tile.group = group_;
     tile.token = begin_ + column * S::kTokens;
     tile.end = end_;
@@ -92,55 +111,76 @@ class Tiles {
   int group_ = -1, begin_ = 0, end_ = 0, tiles_ = 0, first_ = 0;  // first_: tiles of the groups before
 };
 
-__device__ __forceinline__ uint32_t pack(Element type, float low, float high) {
-  if (type == Element::bf16) {
+template <Element kType>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  if constexpr (kType == Element::bf16) {
     const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
     return reinterpret_cast<const uint32_t&>(v);
+  } else {
+    const __half2 v = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(v);
   }
-  const __half2 v = __floats2half2_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(v);
 }
-__device__ __forceinline__ float2 unpack(Element type, uint32_t bits) {
-  if (type == Element::bf16) return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(bits));
-  return __half22float2(reinterpret_cast<const __half2&>(bits));
-}
-__device__ __forceinline__ float load_element(Element type, const void* from, int64_t i) {
-  if (type == Element::f32) return static_cast<const float*>(from)[i];
-  if (type == Element::bf16) return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[i]);
-  return __half2float(static_cast<const __half*>(from)[i]);
-}
-__device__ __forceinline__ void store_element(Element type, void* to, int64_t i, float v) {
-  if (type == Element::f32)
-    static_cast<float*>(to)[i] = v;
-  else if (type == Element::bf16)
-    static_cast<__nv_bfloat16*>(to)[i] = __float2bfloat16_rn(v);
+template <Element kType>
+__device__ __forceinline__ float2 unpack(uint32_t bits) {
+  if constexpr (kType == Element::bf16)
+    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(bits));
   else
-    static_cast<__half*>(to)[i] = __float2half_rn(v);
+    return __half22float2(reinterpret_cast<const __half2&>(bits));
 }
+
+/// use(flag) with the flag as a constant.
+template <class Use>
+__device__ __forceinline__ void with_flag(bool flag, const Use& use) {
+  flag ? use(std::true_type()) : use(std::false_type());
+}
+
+/// What becomes of a warpgroup's sums.
+struct Results {
+  OutputTerms low, high;   // of the thread's two outputs
+  int n = 0;               // the first output, in its group
+  int token = 0, end = 0;  // as of a Tile
+};
 
 /// The outputs of a warpgroup's block of 64 rows, from its staging buffers.
+template <class S>
 class Writer {
  public:
-  __device__ __forceinline__ Writer(const TensorCoreArgs& a, std::byte* staging, int group)
-      : a_(a), staging_(staging), barrier_(1 + group), thread_(int(threadIdx.x) % 128) {
-    wide_ = a.y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(a.y) % 16 == 0 &&
-            reinterpret_cast<uintptr_t>(a.add) % 16 == 0;
+  /// boxed: y_map has y; else, and where a group ends within a box, threads store.
+  __device__ __forceinline__ Writer(const TensorCoreArgs& a, const CUtensorMap& y_map, bool boxed, std::byte* staging,
+                                    int group, int rows)
+      : a_(a),
+        y_map_(&y_map),
+        staging_(staging),
+        barrier_(1 + group),
+        thread_(int(threadIdx.x) % 128),
+        rows_(rows),
+        boxed_(boxed) {}
+
+  /// Asks for what is added to the first parts, as soon as staging is free.
+  __device__ __forceinline__ void prefetch(const Results& r) const {
+    if (thread_ == 0) wait_for_reads<0>();
+    sync_threads(barrier_, 128);
+#pragma unroll
+    for (int part = 0; part < S::kStaging; ++part)
+      fetch(staging_ + part * kStagedBytes, r.token + part * kStagedTokens, r);
   }
 
-  /// sums: of tokens [token, token + kTokens); rows of outputs from n on, of which `rows` there are.
-  template <int kTokens, bool kActivate>
-  __device__ __forceinline__ void staged(const float (&sums)[kTokens / 2], const float* x_scale, const OutputTerms& low,
-                                         const OutputTerms& high, int token, int end, int n, int rows) {
+  /// kAdd: after prefetch.
+  template <Element kType, bool kActivate, bool kAdd>
+  __device__ __forceinline__ void staged(const float (&sums)[S::kSums], const float* x_scale, const Results& r) const {
     const int lane = thread_ % 32, warp = thread_ / 32;
     // Of store_turned: the lane's token of a pair of blocks of 8 tokens, and its piece of 8 outputs.
     const int place = (lane / 16 * 8 + lane % 8) * 128 + ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16;
+    if (thread_ == 0) wait_for_reads<0>();
+    sync_threads(barrier_, 128);
 #pragma unroll
-    for (int part = 0; part < kTokens / kStagedTokens; ++part) {
-      std::byte* const buffer = staging_ + turn_ % kStaging * kStagedBytes;
-      ++turn_;
-      const int first = token + part * kStagedTokens;
-      if (a_.add != nullptr) {
-        fetch(buffer, first, end, n, rows);
+    for (int part = 0; part < S::kParts; ++part) {
+      std::byte* const buffer = staging_ + part % S::kStaging * kStagedBytes;
+      const int first = r.token + part * kStagedTokens;
+      if constexpr (kAdd) {
+        if (part >= S::kStaging) fetch(buffer, first, r);
+        wait_for_copies<0>();
         sync_threads(barrier_, 128);
       }
 #pragma unroll
@@ -151,51 +191,52 @@ class Writer {
         for (int i = 0; i < 2; ++i) {
           const int j = part * (kStagedTokens / 8) + 2 * pair + i;
           const float2 scale = *reinterpret_cast<const float2*>(x_scale + 8 * j + 2 * (lane % 4));
-          v[i][0] = low.finish<kActivate>(sums[4 * j], scale.x);
-          v[i][1] = low.finish<kActivate>(sums[4 * j + 1], scale.y);
-          v[i][2] = high.finish<kActivate>(sums[4 * j + 2], scale.x);
-          v[i][3] = high.finish<kActivate>(sums[4 * j + 3], scale.y);
+          v[i][0] = r.low.template finish<kActivate>(sums[4 * j], scale.x);
+          v[i][1] = r.low.template finish<kActivate>(sums[4 * j + 1], scale.y);
+          v[i][2] = r.high.template finish<kActivate>(sums[4 * j + 2], scale.x);
+          v[i][3] = r.high.template finish<kActivate>(sums[4 * j + 3], scale.y);
         }
-        if (a_.add != nullptr) {
-          MmaB first_old, second_old;
-          load_b_rows(at, first_old, second_old);
-          add(v[0], first_old), add(v[1], second_old);
+        if constexpr (kAdd) {
+          MmaB old[2];
+          load_b_rows(at, old[0], old[1]);
+          add<kType>(v[0], old[0]), add<kType>(v[1], old[1]);
         }
-        store_turned(at, pack(a_.type, v[0][0], v[0][1]), pack(a_.type, v[0][2], v[0][3]),
-                     pack(a_.type, v[1][0], v[1][1]), pack(a_.type, v[1][2], v[1][3]));
+        store_turned(at, pack<kType>(v[0][0], v[0][1]), pack<kType>(v[0][2], v[0][3]), pack<kType>(v[1][0], v[1][1]),
+                     pack<kType>(v[1][2], v[1][3]));
       }
+      fence_for_copies();
+      if (part + 1 >= S::kStaging && part + 1 < S::kParts && thread_ == 0)
+        wait_for_reads<S::kStaging == 3 ? 1 : 0>();  // of the next part's buffer
       sync_threads(barrier_, 128);
-      store(buffer, first, end, n, rows);
+      store(buffer, first, r);
     }
   }
 
-  template <int kTokens>
-  __device__ __forceinline__ void direct(const float (&sums)[kTokens / 2], const float* x_scale, const OutputTerms& low,
-                                         const OutputTerms& high, int token, int end, int n, int rows) const {
-    const int lane = thread_ % 32, row = n + thread_ / 32 * 16 + lane / 4;
+  __device__ __forceinline__ void direct(const float (&sums)[S::kSums], const float* x_scale, const Results& r) const {
+    const int lane = thread_ % 32, row = r.n + thread_ / 32 * 16 + lane / 4;
+    sync_threads(barrier_, 128);
 #pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) {
+    for (int i = 0; i < S::kSums; ++i) {
       const int t = i / 4 * 8 + 2 * (lane % 4) + i % 2, out = row + i / 2 % 2 * 8;
-      if (token + t >= end || out >= rows) continue;
+      if (r.token + t >= r.end || out >= rows_) continue;
       if (a_.write_back == WriteBack::separate) {
-        a_.workspace[int64_t(out) * a_.M + token + t] = sums[i];
+        a_.workspace[int64_t(out) * a_.M + r.token + t] = sums[i];
         continue;
       }
-      const int64_t at = int64_t(token + t) * a_.y_stride + out;
-      float v = (i / 2 % 2 == 0 ? low : high).finish(sums[i], x_scale[t]);
-      if (a_.add != nullptr) v += load_element(a_.type, a_.add, at);
-      store_element(a_.type, a_.y, at, v);
+      const int64_t at = int64_t(r.token + t) * a_.y_stride + out;
+      store_result(a_, at, (i / 2 % 2 == 0 ? r.low : r.high).finish(sums[i], x_scale[t]));
     }
+    sync_threads(barrier_, 128);  // x_scale is read
   }
 
  private:
   /// f(place in the buffer, element of y, bytes) for kStagedTokens rows of 64 outputs as far as they count: 16 bytes at
   /// a time, or where these do not lie so, single values.
   template <class F>
-  __device__ __forceinline__ void each(int token, int end, int n, int rows, const F& f) const {
-    const int tokens = min(kStagedTokens, end - token);
-    const int64_t base = int64_t(token) * a_.y_stride + n;
-    if (wide_ && rows - n >= kBlockRows) {
+  __device__ __forceinline__ void each(int token, const Results& r, const F& f) const {
+    const int tokens = min(kStagedTokens, r.end - token);
+    const int64_t base = int64_t(token) * a_.y_stride + r.n;
+    if (has_whole_pieces(a_, 2) && rows_ - r.n >= kBlockRows) {
       const int row = thread_ / 8, piece = thread_ % 8;
 #pragma unroll
       for (int i = 0; i < kStagedTokens / 16; ++i)
@@ -204,63 +245,62 @@ class Writer {
       return;
     }
     const int column = thread_ % kBlockRows;
-    if (n + column >= rows) return;
+    if (r.n + column >= rows_) return;
 #pragma unroll 1
     for (int row = thread_ / kBlockRows; row < tokens; row += 128 / kBlockRows)
       f(row * 128 + ((column / 8) ^ (row % 8)) * 16 + column % 8 * 2, base + row * a_.y_stride + column, uint16_t{});
   }
-  __device__ __forceinline__ void store(const std::byte* buffer, int token, int end, int n, int rows) const {
-    each(token, end, n, rows, [&](int place, int64_t at, auto kind) {
-      using T = decltype(kind);
-      *reinterpret_cast<T*>(static_cast<uint16_t*>(a_.y) + at) = *reinterpret_cast<const T*>(buffer + place);
-    });
+  __device__ __forceinline__ void store(const std::byte* buffer, int token, const Results& r) const {
+    if (!boxed_ || (token + kStagedTokens > r.end && r.end != a_.M))
+      each(token, r, [&](int place, int64_t at, auto kind) {
+        using T = decltype(kind);
+        *reinterpret_cast<T*>(static_cast<uint16_t*>(a_.y) + at) = *reinterpret_cast<const T*>(buffer + place);
+      });
+    else if (thread_ == 0)
+      store_box(y_map_, buffer, r.n, token);
+    if (thread_ == 0) commit_boxes();  // of nothing too: wait_for_reads counts parts
   }
-  __device__ __forceinline__ void fetch(std::byte* buffer, int token, int end, int n, int rows) const {
-    each(token, end, n, rows, [&](int place, int64_t at, auto kind) {
-      using T = decltype(kind);
-      *reinterpret_cast<T*>(buffer + place) = *reinterpret_cast<const T*>(static_cast<const uint16_t*>(a_.add) + at);
+  __device__ __forceinline__ void fetch(std::byte* buffer, int token, const Results& r) const {
+    each(token, r, [&](int place, int64_t at, auto kind) {
+      const uint16_t* const from = static_cast<const uint16_t*>(a_.add) + at;
+      if constexpr (sizeof(kind) == 16)
+        copy_async(buffer + place, from);
+      else
+        *reinterpret_cast<uint16_t*>(buffer + place) = *from;
     });
+    commit_copies();
   }
+  template <Element kType>
   __device__ __forceinline__ void add(float (&v)[4], const MmaB& old) const {
-    const float2 low = unpack(a_.type, old.r[0]), high = unpack(a_.type, old.r[1]);
+    const float2 low = unpack<kType>(old.r[0]), high = unpack<kType>(old.r[1]);
     v[0] += low.x, v[1] += low.y, v[2] += high.x, v[3] += high.y;
   }
 
   const TensorCoreArgs& a_;
+  const CUtensorMap* y_map_;
   std::byte* staging_;
-  int barrier_, thread_, turn_ = 0;
-  bool wide_;
+  int barrier_, thread_, rows_;
+  bool boxed_;
 };
 
-/// The metadata of a stage, of a warpgroup's blocks.
+/// The metadata of a stage, of a warpgroup's block.
 template <class S>
 struct Metadata {
-  uint32_t words[S::kGroupBlocks][2];
+  uint32_t words[2] = {};
 
-  /// blocks: the first; at: the lane, counted over the warpgroup.
-  __device__ __forceinline__ void load(const std::byte* blocks, int at) {
-    if constexpr (S::kSparse) {
-#pragma unroll
-      for (int b = 0; b < S::kGroupBlocks; ++b) {
-        const std::byte* const from = blocks + b * S::kBlockBytes + S::kValueBytes;
-        if constexpr (S::kEightBits) {
-          const uint2 both = reinterpret_cast<const uint2*>(from)[at];
-          words[b][0] = both.x, words[b][1] = both.y;
-        } else {
-          words[b][0] = reinterpret_cast<const uint32_t*>(from)[at];
-        }
-      }
+  /// block: its values; at: the lane, counted over the warpgroup.
+  __device__ __forceinline__ void load(const std::byte* block, int at) {
+    const std::byte* const from = block + S::kValueBytes;
+    if constexpr (S::kSparse && S::kEightBits) {
+      const uint2 both = reinterpret_cast<const uint2*>(from)[at];
+      words[0] = both.x, words[1] = both.y;
+    } else if constexpr (S::kSparse) {
+      words[0] = words[1] = reinterpret_cast<const uint32_t*>(from)[at];  // the selector tells its steps apart
     }
   }
   /// Until here the registers stay as they are.
   __device__ __forceinline__ void keep() const {
-    if constexpr (S::kSparse) {
-#pragma unroll
-      for (int b = 0; b < S::kGroupBlocks; ++b) {
-        asm volatile("" ::"r"(words[b][0]) : "memory");
-        if constexpr (S::kEightBits) asm volatile("" ::"r"(words[b][1]) : "memory");
-      }
-    }
+    if constexpr (S::kSparse) asm volatile("" ::"r"(words[0]), "r"(words[1]) : "memory");
   }
 };
 
@@ -269,14 +309,16 @@ using Product = Step<S::kEightBits, S::kSparse, S::kTokens>;
 
 template <class S, bool kStaged>
 __global__ void __launch_bounds__(kThreads, 1)
-    tensor_core_wgmma(const __grid_constant__ CUtensorMap map, const __grid_constant__ TensorCoreArgs a) {
+    tensor_core_wgmma(const __grid_constant__ CUtensorMap map, const __grid_constant__ CUtensorMap y_map, bool boxed,
+                      const __grid_constant__ TensorCoreArgs a) {
   extern __shared__ __align__(1024) std::byte shared[];
   std::byte* const staging = shared + S::kStages * S::kStageBytes;
-  float* const token_scales = reinterpret_cast<float*>(staging + kGroups * kStaging * kStagedBytes);
+  float* const token_scales = reinterpret_cast<float*>(staging + kGroups * S::kStaging * kStagedBytes);
   uint64_t* const full = reinterpret_cast<uint64_t*>(token_scales + kGroups * S::kTokens);
-  uint64_t* const empty = full + S::kStages;
-  const int group = int(threadIdx.x) / 128,
-            k_tiles = int((a.w.K * (S::kEightBits ? 1 : 2) + kTokenBytes - 1) / kTokenBytes);
+  uint64_t* const empty = full + kMostStages;
+  Announced* const announced = reinterpret_cast<Announced*>(empty + kMostStages);
+  const int group = __shfl_sync(~0u, int(threadIdx.x) / 128, 0);  // known to be the same in a warp
+  const int k_tiles = int((a.w.K * (S::kEightBits ? 1 : 2) + kTokenBytes - 1) / kTokenBytes);
   launch_dependents();
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::kStages; ++s) {
@@ -291,156 +333,164 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
   wait_for_predecessors();
 
-  Tiles<S> tiles(a);
-  Tile tile;
+  Turn<S> turn;
   if (group == kGroups) {
-    set_registers<40, false>();
+    set_registers<56, false>();
     if (threadIdx.x % 128 == 0) {
       constexpr int kShare = S::kTokens / S::kCluster;
       const int rank = S::kCluster > 1 ? int(blockIdx.x) % S::kCluster : 0;
-      int turn = 0;
+      Tiles<S> tiles(a);
+      Tile tile;
       while (tiles.next(tile)) {
-        const std::byte* blocks[S::kBlocks];
+        const std::byte* blocks[kGroups];
 #pragma unroll
-        for (int b = 0; b < S::kBlocks; ++b) {
+        for (int b = 0; b < kGroups; ++b) {
           const int block = tile.group * tiles.group_blocks() + min(tile.block + b, tiles.group_blocks() - 1);
           blocks[b] = a.w.blocks + int64_t(block) * k_tiles * S::kBlockBytes;
         }
-        for (int k = 0; k < k_tiles; ++k, ++turn) {
-          const int s = turn % S::kStages;
+        for (int k = 0; k < k_tiles; ++k) {
+          const int s = turn.stage;
           std::byte* const stage = shared + s * S::kStageBytes;
-          if (turn >= S::kStages) wait_barrier(empty + s, uint32_t(turn / S::kStages - 1) % 2);
-          arrive_expecting(full + s, S::kTokenTileBytes + S::kBlocks * S::kBlockBytes);
+          wait_barrier(empty + s, turn.phase ^ 1);  // passes at once in the first round
+          if (k == 0) announced[s] = {tile.block * kBlockRows, tile.group * tiles.rows(), tile.token, tile.end};
+          arrive_expecting(full + s, S::kTokenTileBytes + kGroups * S::kBlockBytes);
           copy_box(stage + rank * kShare * kTokenBytes, &map, k * kTokenBytes, tile.token + rank * kShare, full + s,
                    S::kCluster > 1 ? (1 << S::kCluster) - 1 : 0);
 #pragma unroll
-          for (int b = 0; b < S::kBlocks; ++b)
+          for (int b = 0; b < kGroups; ++b)
             copy_bulk(stage + S::kTokenTileBytes + b * S::kBlockBytes, blocks[b] + int64_t(k) * S::kBlockBytes,
                       S::kBlockBytes, full + s);
+          turn.advance();
         }
       }
+      wait_barrier(empty + turn.stage, turn.phase ^ 1);
+      announced[turn.stage] = {};
+      arrive(full + turn.stage);
     }
-  } else {
-    set_registers<232, true>();
-    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % 128 / 32;
-    float* const x_scale = token_scales + group * S::kTokens;
-    Writer writer(a, staging + group * kStaging * kStagedBytes, group);
-    const auto release = [&](int s) {
-      if (threadIdx.x % 128 >= S::kCluster) return;
-      if constexpr (S::kCluster > 1)
-        arrive_at(empty + s, threadIdx.x % 128);
-      else
-        arrive(empty + s);
-    };
-    int turn = 0;
-    while (tiles.next(tile)) {
-      const int first = tile.block + group * S::kGroupBlocks;  // of the warpgroup
-      const int rows = tiles.rows(), base = tile.group * rows;
-      float scales[(S::kTokens + 127) / 128];  // asked for before the products
-#pragma unroll
-      for (int t = 0; t < (S::kTokens + 127) / 128; ++t) {
-        const int token = tile.token + int(threadIdx.x) % 128 + 128 * t;
-        scales[t] = a.x_scale != nullptr && token < tile.end ? a.x_scale[token] : 1;
-      }
-
-      float sums[S::kGroupBlocks][S::kSums];
-      float whole[S::kGroupBlocks][S::kFull ? S::kSums : 1];
-      if constexpr (S::kFull) {
-#pragma unroll
-        for (int b = 0; b < S::kGroupBlocks; ++b)
-#pragma unroll
-          for (int j = 0; j < S::kSums; ++j) whole[b][j] = 0;
-      }
-      for (int k = 0; k < k_tiles; ++k, ++turn) {
-        const int s = turn % S::kStages;
-        wait_barrier(full + s, uint32_t(turn / S::kStages) % 2);
-        const std::byte* const stage = shared + s * S::kStageBytes;
-        const std::byte* const mine = stage + S::kTokenTileBytes + group * S::kGroupBlocks * S::kBlockBytes;
-        const uint64_t tokens = describe_matrix(stage);
-        Metadata<S> metadata;
-        metadata.load(mine, 32 * warp + lane);
-        begin_products();
-#pragma unroll
-        for (int step = 0; step < S::kSteps; ++step) {
-          const uint64_t b_step = tokens + step * (S::kStepTokenBytes / 16);
-#pragma unroll
-          for (int b = 0; b < S::kGroupBlocks; ++b) {
-            const std::byte* const values = mine + b * S::kBlockBytes;
-            const uint64_t a_step = (S::kSparse ? describe_narrow_matrix(values) : describe_matrix(values)) + 2 * step;
-            const int add = step > 0 || (!S::kFull && k > 0);
-            if (step % 2 == 0)
-              Product<S>::template run<0>(sums[b], a_step, b_step, metadata.words[b][0], add);
-            else
-              Product<S>::template run<1>(sums[b], a_step, b_step, metadata.words[b][S::kEightBits ? 1 : 0], add);
-          }
-        }
-        commit_products();
-        if constexpr (S::kDrain) {
-          // The tensor core reads the metadata's registers until its products end, and nobody else protects them. The
-          // other warpgroup's products fill the gap.
-          wait_for_products<0>();
-          metadata.keep();
-          release(s);
-          if constexpr (S::kFull) {
-#pragma unroll
-            for (int b = 0; b < S::kGroupBlocks; ++b)
-#pragma unroll
-              for (int j = 0; j < S::kSums; ++j) whole[b][j] += sums[b][j];
-          }
-        } else {
-          wait_for_products<1>();  // those of the stage before are done
-          if (k > 0) release((turn - 1) % S::kStages);
-        }
-      }
-      if constexpr (!S::kDrain) {
-        wait_for_products<0>();
-        release((turn - 1) % S::kStages);
-      }
-
-#pragma unroll
-      for (int t = 0; t < (S::kTokens + 127) / 128; ++t)
-        if (const int at = int(threadIdx.x) % 128 + 128 * t; at < S::kTokens) x_scale[at] = scales[t];
-      sync_threads(1 + group, 128);
-#pragma unroll
-      for (int b = 0; b < S::kGroupBlocks; ++b) {
-        const int n = (first + b) * kBlockRows, low = n + 16 * warp + lane / 4, high = low + 8;
-        const OutputTerms low_terms(a, base + min(low, rows - 1), low), high_terms(a, base + min(high, rows - 1), high);
-        const auto& totals = [&]() -> const float(&)[S::kSums] {
-          if constexpr (S::kFull)
-            return whole[b];
-          else
-            return sums[b];
-        }();
-        if (n >= rows) continue;
-        if constexpr (!kStaged)
-          writer.template direct<S::kTokens>(totals, x_scale, low_terms, high_terms, tile.token, tile.end, n, rows);
-        else if (low_terms.activate)
-          writer.template staged<S::kTokens, true>(totals, x_scale, low_terms, high_terms, tile.token, tile.end, n,
-                                                   rows);
-        else
-          writer.template staged<S::kTokens, false>(totals, x_scale, low_terms, high_terms, tile.token, tile.end, n,
-                                                    rows);
-      }
-      sync_threads(1 + group, 128);  // x_scale is read
-    }
+    leave<(S::kCluster > 1), 0>();
   }
-  if constexpr (S::kCluster > 1) synchronize_cluster();  // none leaves while another writes to it
+
+  set_registers<224, true>();
+  const int thread = int(threadIdx.x) % 128, lane = int(threadIdx.x) % 32, warp = thread / 32;
+  const int rows = a.groups > 0 ? int(a.w.N) / a.groups : int(a.w.N);
+  float* const x_scale = token_scales + group * S::kTokens;
+  const Writer<S> writer(a, y_map, boxed, staging + group * S::kStaging * kStagedBytes, group, rows);
+  const auto release = [&](int s) {
+    if (thread >= S::kCluster) return;
+    if constexpr (S::kCluster > 1)
+      arrive_at(empty + s, thread);
+    else
+      arrive(empty + s);
+  };
+  while (true) {
+    wait_barrier(full + turn.stage, turn.phase);
+    const Announced tile = announced[turn.stage];
+    if (tile.end == 0) break;
+    float sums[S::kSums];
+    float whole[S::kFull ? S::kSums : 1] = {};
+    constexpr int kScales = (S::kTokens + 127) / 128;  // of a thread
+    float scales[kScales];
+    Results results;
+    [[maybe_unused]] int before = 0;  // the stage of the products before
+    for (int k = 0; k < k_tiles; ++k) {
+      const int s = turn.stage;
+      wait_barrier(full + s, turn.phase);
+      const std::byte* const stage = shared + s * S::kStageBytes;
+      const std::byte* const values = stage + S::kTokenTileBytes + group * S::kBlockBytes;
+      const uint64_t weights = S::kSparse ? describe_narrow_matrix(values) : describe_matrix(values);
+      const uint64_t tokens = describe_matrix(stage);
+      Metadata<S> metadata;
+      metadata.load(values, thread);
+      begin_products();
+#pragma unroll
+      for (int step = 0; step < S::kSteps; ++step) {
+        const uint64_t a_step = weights + 2 * step, b_step = tokens + step * (S::kStepTokenBytes / 16);
+        const int add = step > 0 || (!S::kFull && k > 0);
+        if (step % 2 == 0)
+          Product<S>::template run<0>(sums, a_step, b_step, metadata.words[0], add);
+        else
+          Product<S>::template run<1>(sums, a_step, b_step, metadata.words[1], add);
+      }
+      commit_products();
+      // Beside the first products: what the results need is asked for, then staged.
+      if (k == 0) {
+        const int n = tile.n + group * kBlockRows, low = n + 16 * warp + lane / 4, high = low + 8;
+        results = {OutputTerms(a, tile.base + min(low, rows - 1), low),
+                   OutputTerms(a, tile.base + min(high, rows - 1), high), n, tile.token, tile.end};
+#pragma unroll
+        for (int t = 0; t < kScales; ++t) {
+          const int token = tile.token + thread + 128 * t;
+          scales[t] = a.x_scale != nullptr && token < tile.end ? a.x_scale[token] : 1;
+        }
+      }
+      if (k == min(1, k_tiles - 1)) {
+#pragma unroll
+        for (int t = 0; t < kScales; ++t)
+          if (const int at = thread + 128 * t; at < S::kTokens) x_scale[at] = scales[t];
+        if constexpr (kStaged)
+          if (a.add != nullptr && results.n < rows) writer.prefetch(results);
+      }
+      if constexpr (S::kDrain) {
+        // The tensor core reads the metadata's registers until its products end, and nobody else protects them. The
+        // other warpgroup's products fill the gap.
+        wait_for_products<0>();
+        metadata.keep();
+        release(s);
+        if constexpr (S::kFull) {
+#pragma unroll
+          for (int i = 0; i < S::kSums; ++i) whole[i] += sums[i];
+        }
+      } else {
+        wait_for_products<1>();  // those of the stage before are done
+        if (k > 0) release(before);
+        before = s;
+      }
+      turn.advance();
+    }
+    if constexpr (!S::kDrain) {
+      wait_for_products<0>();
+      release(before);
+    }
+
+    if (results.n >= rows) continue;
+    const auto write = [&](const float(&totals)[S::kSums]) {
+      if constexpr (!kStaged)
+        writer.direct(totals, x_scale, results);
+      else
+        with_flag(a.type == Element::bf16, [&](auto brain) {
+          with_flag(results.low.activate, [&](auto activate) {
+            with_flag(a.add != nullptr, [&](auto add) {
+              constexpr Element kType = decltype(brain)::value ? Element::bf16 : Element::f16;
+              constexpr bool kActivate = decltype(activate)::value, kAdd = decltype(add)::value;
+              writer.template staged<kType, kActivate, kAdd>(totals, x_scale, results);
+            });
+          });
+        });
+    };
+    if constexpr (S::kFull)
+      write(whole);
+    else
+      write(sums);
+  }
+  if (thread == 0) wait_for_stores();
+  leave<(S::kCluster > 1), 1>();
 }
 
 // ---- launches ----
 
-CUtensorMap token_map(const TensorCoreArgs& a, bool eight_bits, int tokens) {
+/// Of `rows` rows of `columns` values, in boxes of 128 bytes by box_rows.
+CUtensorMap matrix_map(CUtensorMapDataType type, int value_bytes, const void* from, int64_t rows, int64_t columns,
+                       int64_t stride_bytes, int box_rows) {
   CUtensorMap map;
-  const cuuint64_t size[2] = {cuuint64_t(a.w.K) * (eight_bits ? 1 : 2), cuuint64_t(a.M)};
-  const cuuint64_t stride[1] = {cuuint64_t(a.x_stride)};
-  const cuuint32_t box[2] = {kTokenBytes, cuuint32_t(tokens)}, element[2] = {1, 1};
-  const CUresult result =
-      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<std::byte*>(a.x), size, stride, box,
-                           element, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const cuuint64_t size[2] = {cuuint64_t(columns), cuuint64_t(rows)};
+  const cuuint64_t stride[1] = {cuuint64_t(stride_bytes)};
+  const cuuint32_t box[2] = {cuuint32_t(128 / value_bytes), cuuint32_t(box_rows)}, element[2] = {1, 1};
+  const CUresult result = tensor_map_encoder()(&map, type, 2, const_cast<void*>(from), size, stride, box, element,
+                                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
-    throw Error("the driver refuses a tensor map of {} tokens of {} bytes, {} bytes apart (error {})", a.M, size[0],
-                a.x_stride, int(result));
+    throw Error("the driver refuses a tensor map of {} tokens of {} values of {} bytes, {} bytes apart (error {})",
+                rows, columns, value_bytes, stride_bytes, int(result));
   return map;
 }
 
@@ -449,17 +499,22 @@ void launch(const Device& device, Stream& stream, const TensorCoreArgs& a) {
   const auto kernel = tensor_core_wgmma<S, kStaged>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
   const int64_t rows = a.groups > 0 ? a.w.N / a.groups : a.w.N;
-  const int64_t pairs = (rows + kBlockRows * S::kBlocks * S::kCluster - 1) / (kBlockRows * S::kBlocks * S::kCluster);
+  const int64_t pairs = (rows + kBlockRows * kGroups * S::kCluster - 1) / (kBlockRows * kGroups * S::kCluster);
   const int64_t most = (a.M + S::kTokens - 1) / S::kTokens + a.groups;  // a group may begin a tile of tokens
   const int64_t clusters = std::min<int64_t>(pairs * most, device.info().multiprocessors / S::kCluster);
+  const CUtensorMap x_map = matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, a.x, a.M, a.w.K * (S::kEightBits ? 1 : 2),
+                                       a.x_stride, S::kTokens / S::kCluster);
+  const bool boxed = kStaged && rows % 8 == 0 && a.y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(a.y) % 16 == 0;
+  CUtensorMap y_map{};
+  if (boxed) y_map = matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, a.y, a.M, rows, a.y_stride * 2, kStagedTokens);
   launch_kernel(device, stream, kernel, {dim3(unsigned(clusters * S::kCluster)), kThreads, S::kShared, S::kCluster},
-                token_map(a, S::kEightBits, S::kTokens / S::kCluster), a);
+                x_map, y_map, boxed, a);
 }
 
-template <bool kEightBits, bool kSparse, bool kFull, int kRows, int kTokens, int kCluster>
+template <bool kEightBits, bool kSparse, bool kFull, int kTokens, int kCluster>
 constexpr WgmmaRow row() {
-  using S = Shape<kEightBits, kSparse, kRows / kBlockRows, kTokens, kCluster, kFull>;
-  return {{kRows, kTokens, kCluster}, launch<S, true>};
+  using S = Shape<kEightBits, kSparse, kFull, kTokens, kCluster>;
+  return {{kGroups * kBlockRows, kTokens, kCluster}, launch<S, true>};
 }
 
 }  // namespace

@@ -63,6 +63,34 @@ __device__ __forceinline__ void copy_box(void* to, const void* map, int x, int y
         : "memory");
 }
 
+/// What this thread wrote to shared memory is there for the copy engine.
+__device__ __forceinline__ void fence_for_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/// A box of shared memory to the matrix of `map`, its first value at `column` of `row`; what lies past the matrix's
+/// ends is left out. Counts once committed.
+__device__ __forceinline__ void store_box(const void* map, const void* from, int column, int row) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+               "r"(shared_address(from)), "r"(column), "r"(row)
+               : "memory");
+}
+__device__ __forceinline__ void commit_boxes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Until all but kLeft of this thread's commits have been read from shared memory.
+template <int kLeft>
+__device__ __forceinline__ void wait_for_reads() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
+/// Until all of them are in memory.
+__device__ __forceinline__ void wait_for_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+/// Ends the thread, with clusters once all threads of its cluster are here. kPlace tells the places of a kernel apart:
+/// where paths of warps with different counts of registers meet again, ptxas gives each the fewest.
+template <bool kClusters, int kPlace>
+__device__ __forceinline__ void leave() {
+  if constexpr (kClusters)
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;  // %0" ::"n"(kPlace) : "memory");
+  asm volatile("exit;  // %0" ::"n"(kPlace) : "memory");
+  __builtin_unreachable();
+}
+
 /// Four 8 x 8 matrices of 16-bit values, a register each, to shared memory, turned: `to` of lanes 8 i to 8 i + 7 are
 /// the columns of matrix i, 16 bytes each.
 __device__ __forceinline__ void store_turned(void* to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
@@ -109,61 +137,45 @@ __device__ __forceinline__ void set_registers() {
 template <bool kEightBits, bool kSparse, int kTokens>
 struct Step;
 
-#define LACUNA_STEP(tokens, sums, s0, s1, s2, s3, s4)                                                                  \
+#define LACUNA_DENSE_STEP(eight_bits, tokens, sums, kind, tail, s0, s1, s2)                                         \
+  template <>                                                                                                       \
+  struct Step<eight_bits, false, tokens> {                                                                          \
+    template <int kSelector>                                                                                        \
+    static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t, int add) {       \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s2                                                          \
+                   ", 0;\n"                                                                                         \
+                   "wgmma.mma_async.sync.aligned.m64n" #tokens kind " {" LACUNA_LISTS##sums "}, %" s0 ", %" s1      \
+                                                                                            ", p, 1, 1" tail ";\n}" \
+                   : LACUNA_SUMS##sums                                                                              \
+                   : "l"(a), "l"(b), "r"(add));                                                                     \
+    }                                                                                                               \
+  };
+#define LACUNA_SPARSE_STEP(eight_bits, tokens, sums, kind, tail, s0, s1, s2, s3, s4)                                   \
   template <>                                                                                                          \
-  struct Step<true, false, tokens> {                                                                                   \
-    template <int kSelector>                                                                                           \
-    static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t, int add) {          \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s2                                                             \
-                   ", 0;\n"                                                                                            \
-                   "wgmma.mma_async.sync.aligned.m64n" #tokens "k32.f32.e4m3.e4m3 {" LACUNA_LISTS##sums                \
-                   "}, %" s0 ", %" s1 ", p, 1, 1;\n}"                                                                  \
-                   : LACUNA_SUMS##sums                                                                                 \
-                   : "l"(a), "l"(b), "r"(add));                                                                        \
-    }                                                                                                                  \
-  };                                                                                                                   \
-  template <>                                                                                                          \
-  struct Step<true, true, tokens> {                                                                                    \
-    template <int kSelector>                                                                                           \
-    static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t metadata, int add) { \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s3                                                             \
-                   ", 0;\n"                                                                                            \
-                   "wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k64.f32.e4m3.e4m3 {" LACUNA_LISTS##sums             \
-                   "}, %" s0 ", %" s1 ", %" s2 ", 0, p, 1, 1;\n}"                                                      \
-                   : LACUNA_SUMS##sums                                                                                 \
-                   : "l"(a), "l"(b), "r"(metadata), "r"(add));                                                         \
-    }                                                                                                                  \
-  };                                                                                                                   \
-  template <>                                                                                                          \
-  struct Step<false, false, tokens> {                                                                                  \
-    template <int kSelector>                                                                                           \
-    static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t, int add) {          \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s2                                                             \
-                   ", 0;\n"                                                                                            \
-                   "wgmma.mma_async.sync.aligned.m64n" #tokens "k16.f32.bf16.bf16 {" LACUNA_LISTS##sums                \
-                   "}, %" s0 ", %" s1 ", p, 1, 1, 0, 0;\n}"                                                            \
-                   : LACUNA_SUMS##sums                                                                                 \
-                   : "l"(a), "l"(b), "r"(add));                                                                        \
-    }                                                                                                                  \
-  };                                                                                                                   \
-  template <>                                                                                                          \
-  struct Step<false, true, tokens> {                                                                                   \
+  struct Step<eight_bits, true, tokens> {                                                                              \
     template <int kSelector>                                                                                           \
     static __device__ __forceinline__ void run(float (&d)[sums], uint64_t a, uint64_t b, uint32_t metadata, int add) { \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" s3                                                             \
                    ", 0;\n"                                                                                            \
-                   "wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k32.f32.bf16.bf16 {" LACUNA_LISTS##sums             \
-                   "}, %" s0 ", %" s1 ", %" s2 ", %" s4 ", p, 1, 1, 0, 0;\n}"                                          \
+                   "wgmma.mma_async.sp.sync.aligned.m64n" #tokens kind " {" LACUNA_LISTS##sums                         \
+                   "}, %" s0 ", %" s1 ", %" s2 ", %" s4 ", p, 1, 1" tail ";\n}"                                        \
                    : LACUNA_SUMS##sums                                                                                 \
-                   : "l"(a), "l"(b), "r"(metadata), "r"(add), "n"(kSelector));                                         \
+                   : "l"(a), "l"(b), "r"(metadata), "r"(add), "n"(eight_bits ? 0 : kSelector));                        \
     }                                                                                                                  \
   };
+#define LACUNA_STEP(tokens, sums, s0, s1, s2, s3, s4)                                 \
+  LACUNA_DENSE_STEP(true, tokens, sums, "k32.f32.e4m3.e4m3", "", s0, s1, s2)          \
+  LACUNA_DENSE_STEP(false, tokens, sums, "k16.f32.bf16.bf16", ", 0, 0", s0, s1, s2)   \
+  LACUNA_SPARSE_STEP(true, tokens, sums, "k64.f32.e4m3.e4m3", "", s0, s1, s2, s3, s4) \
+  LACUNA_SPARSE_STEP(false, tokens, sums, "k32.f32.bf16.bf16", ", 0, 0", s0, s1, s2, s3, s4)
 LACUNA_STEP(64, 32, "32", "33", "34", "35", "36")
 LACUNA_STEP(128, 64, "64", "65", "66", "67", "68")
 LACUNA_STEP(176, 88, "88", "89", "90", "91", "92")
 LACUNA_STEP(192, 96, "96", "97", "98", "99", "100")
 LACUNA_STEP(256, 128, "128", "129", "130", "131", "132")
 #undef LACUNA_STEP
+#undef LACUNA_DENSE_STEP
+#undef LACUNA_SPARSE_STEP
 
 /// sums (+)= A [64, 16] B [16, 128] of bf16, A in registers, as MmaA of each warp's 16 rows; B in shared memory by rows
 /// (describe_turned_matrix). add, sums: as Step has them.
