@@ -154,6 +154,20 @@ class Peers:
         return out
 
 
+def save(out: str | None, rows: list[dict]) -> None:
+    """What there is so far: a run that is cut short leaves it."""
+    if not out:
+        return
+    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True).stdout.strip()
+    first = next(row for row in rows if "device" in row)
+    result = {"command": shlex.join(sys.argv), "commit": commit, "date": datetime.date.today().isoformat(), "device": first["device"],
+              "driver": first["driver"], "rows": rows}
+    path = pathlib.Path(out)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.replace(path)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lacuna", default="build/release/lacuna", metavar="PROGRAM", help="default: %(default)s")
@@ -174,10 +188,13 @@ def main() -> int:
             rows += peers.rows(shape)
             peers.torch.cuda.empty_cache()
             rows += [dict(row, repeated=True) for row in lacuna(args.lacuna, [*runs, *shapes_flag([shape]), "--layout", "nm24_f8"])]
+        save(args.out, rows)
         if sys.stderr.isatty():
             print(f"{shape} done", file=sys.stderr)
     rows += lacuna(args.lacuna, [*runs, *shapes_flag(paper), "--layout", "nm24_f8", "--write-back", "staged,direct,separate"])
+    save(args.out, rows)
     rows += lacuna(args.lacuna, [*runs, *shapes_flag(MORE), "--layout", "f8,nm24_f8,bf16,nm24_bf16"])
+    save(args.out, rows)
     if args.shapes == len(PAPER):
         for skewed in (False, True):
             for shape in OF_EXPERTS:
@@ -197,15 +214,7 @@ def main() -> int:
         quantized = [of[key] for key in ("f8, fast, staged", "nm24_f8, fast, staged") if key in of]
         print(f"{shape[0]:>6} {shape[1]:>6} {shape[2]:>6} {shape[3]}  " + "; ".join(f"{key} {row['median_ms']:.4f} ({row['median_ms'] / ours:.2f}x)" for key, row in of.items())
               + "; with the quantization " + ", ".join(f"{row['layout']} {row['median_ms'] + row['quantize_ms']:.4f}" for row in quantized))
-    if args.out:
-        commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True).stdout.strip()
-        first = next(row for row in rows if "device" in row)
-        result = {"command": shlex.join(sys.argv), "commit": commit, "date": datetime.date.today().isoformat(), "device": first["device"],
-                  "driver": first["driver"], "rows": rows}
-        path = pathlib.Path(args.out)
-        temporary = path.with_name(path.name + ".part")
-        temporary.write_text(json.dumps(result, indent=1) + "\n")
-        temporary.replace(path)
+    save(args.out, rows)
     return 0
 
 

@@ -82,6 +82,19 @@ def print_table(rows: list[dict], peers: list[dict]) -> None:
                 print(f"  attention of a block {mine:.4f} ms; {peer['peer']} {peer['median_ms']:.4f} ms ({peer['median_ms'] / mine:.2f}x)")
 
 
+def save(out: str | None, rows: list[dict], peers: list[dict]) -> None:
+    if not out:
+        return
+    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True).stdout.strip()
+    query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True, capture_output=True, text=True)
+    device, driver = (part.strip() for part in query.stdout.splitlines()[0].split(","))
+    result = {"command": shlex.join(sys.argv), "commit": commit, "date": datetime.date.today().isoformat(), "device": device, "driver": driver, "rows": rows, "attention": peers}
+    path = pathlib.Path(out)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.replace(path)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lacuna", default="build/release/lacuna", metavar="PROGRAM", help="default: %(default)s")
@@ -98,21 +111,14 @@ def main() -> int:
         small = [size for size in sizes.split(",") if size and size not in large]
         mine = []
         for policy in args.policies:
-            for some, runs in ((small, args.runs), (large, args.large_runs)):
+            for some, runs in ((small, args.runs), (large, args.large_runs)) if args.runs != args.large_runs else ((small + large, args.runs),):
                 if some:
                     mine += bench(args, shape, policy, ",".join(some), runs)
+                    save(args.out, rows + mine, peers)
         rows += mine
         peers += attention_of_peers(shape, {(row["batch"], row["text_tokens"] + row["tokens"]) for row in mine}, args.runs)
+        save(args.out, rows, peers)
     print_table(rows, peers)
-    if args.out:
-        commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True).stdout.strip()
-        query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True, capture_output=True, text=True)
-        device, driver = (part.strip() for part in query.stdout.splitlines()[0].split(","))
-        result = {"command": shlex.join(sys.argv), "commit": commit, "date": datetime.date.today().isoformat(), "device": device, "driver": driver, "rows": rows, "attention": peers}
-        path = pathlib.Path(args.out)
-        temporary = path.with_name(path.name + ".part")
-        temporary.write_text(json.dumps(result, indent=1) + "\n")
-        temporary.replace(path)
     return 0
 
 
