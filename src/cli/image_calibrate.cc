@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <set>
 
 #include "calibrate/image_statistics.h"
@@ -14,7 +13,6 @@
 #include "core/error.h"
 #include "core/progress.h"
 #include "core/say.h"
-#include "io/atomic_file.h"
 #include "io/image_checkpoint.h"
 #include "io/image_policy.h"
 #include "model/flux/net.h"
@@ -32,19 +30,6 @@ struct Options : Common {
   double memory_gib = 8;
   LoopOptions loop;
 };
-
-/// Before hours of work: the output's folder can be written to, and the output is none of the files that are read.
-void check_files(const Options& options) {
-  check_out("-o", options.out);
-  std::vector<std::string> read = options.inputs;
-  read.push_back(options.model);
-  std::error_code unknown;  // then they are not the same file
-  for (const std::string& path : read)
-    if (std::filesystem::equivalent(path, options.out, unknown))
-      throw Error("{}: is a file that is read; give the new file another name", options.out);
-  if (!std::filesystem::exists(options.out, unknown) || std::filesystem::is_regular_file(options.out, unknown))
-    const io::AtomicFile can_be_made(options.out);
-}
 
 void check_patterns(const Options& options, const io::ImageCheckpoint& checkpoint) {
   for (const std::string& pattern : options.second_moments)
@@ -66,10 +51,10 @@ std::vector<std::string> unseen(const io::ImageCheckpoint& checkpoint, const Ima
 
 int run(const Options& options, const CLI::App& command) {
   check_common(options);
-  check_files(options);
   if (options.second_moments.empty()) refuse_given(command, {"--memory"}, "--second-moments");
   const auto start = std::chrono::steady_clock::now();
   const io::ImageCheckpoint checkpoint = io::ImageCheckpoint::open(options.model);
+  check_output(options.out, options.inputs, checkpoint);
   check_patterns(options, checkpoint);
   ThreadPool pool(options.threads);
   model::flux::Net net(checkpoint, pool);
@@ -132,8 +117,7 @@ Action add_image_calibrate(CLI::App& group) {
   CLI::App* command = group.add_subcommand(
       "calibrate",
       "Statistics of the inputs of a FLUX.1 transformer's linear layers, for the masks of `image compress`: runs the "
-      "net "
-      "over saved latents and embeddings and writes each input's L2 norm over all tokens, images and steps.");
+      "net over saved latents and embeddings and writes each input's L2 norm over all tokens, images and steps.");
   command
       ->add_option("MODEL", options->model,
                    "the original weights: a folder of diffusers, a .safetensors file, or a GGUF file")
@@ -154,7 +138,8 @@ Action add_image_calibrate(CLI::App& group) {
                    "and 4 K^2 of the file")
       ->allow_extra_args(false)
       ->type_name("NAME");
-  command->add_option("--memory", options->memory_gib, "for second moments, in GiB")
+  command
+      ->add_option("--memory", options->memory_gib, "the most that second moments may take, in GiB; more is an error")
       ->check(number_in(0, 1e6, true))
       ->capture_default_str()
       ->type_name("GIB");

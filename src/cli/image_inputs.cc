@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <filesystem>
+
 #include "cli/image.h"
 #include "core/error.h"
+#include "io/atomic_file.h"
 #include "model/flux/sampler.h"
 
 namespace lacuna::cli {
@@ -53,6 +56,19 @@ void add_loop(CLI::App& command, LoopOptions& options) {
       ->type_name("FILE")
       ->group(group);
   add_seed(command, options.seed, "start of the random noise, where the inputs have no latents")->group(group);
+}
+
+void check_output(const std::string& out, std::vector<std::string> read, const io::ImageCheckpoint& checkpoint) {
+  check_out("-o", out);
+  read.push_back(checkpoint.path());
+  for (const auto& [name, tensor] : checkpoint.tensors())
+    if (const std::string& file = checkpoint.file_of(name); file != read.back()) read.push_back(file);
+  std::error_code unknown;  // then they are not the same file
+  for (const std::string& path : read)
+    if (std::filesystem::equivalent(path, out, unknown))
+      throw Error("{}: is a file that is read; give the new file another name", out);
+  if (!std::filesystem::exists(out, unknown) || std::filesystem::is_regular_file(out, unknown))
+    const io::AtomicFile can_be_made(out);
 }
 
 ImageInputs::ImageInputs(const std::string& path, const model::flux::Config& config, const LoopOptions& options,

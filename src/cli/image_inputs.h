@@ -12,6 +12,7 @@
 #include "cli/command.h"
 #include "core/progress.h"
 #include "io/float_tensors.h"
+#include "io/image_checkpoint.h"
 #include "model/flux/config.h"
 #include "model/flux/net.h"
 
@@ -31,6 +32,10 @@ inline constexpr const char* kImageInputsHelp =
     "a .safetensors file, F32, F16 or BF16, with tensors of single steps as `image step` reads them (hidden_states, "
     "timestep, ...), or of prompts as `image denoise` reads them (prompt_embeds, pooled_prompt_embeds, latents or "
     "none)";
+
+/// Before hours of work: the output's folder can be written to, and the output is none of the files that are read,
+/// those of the checkpoint among them. Throws Error.
+void check_output(const std::string& out, std::vector<std::string> read, const io::ImageCheckpoint& checkpoint);
 
 /// A run of the net on several images. out: [images][image tokens, out_channels]; prompts go on from what it gets.
 using Predict = std::function<void(std::span<const model::flux::Inputs> images, std::span<float> out)>;

@@ -30,8 +30,8 @@ struct Options : Common {
 int run(const Options& options, const CLI::App& command, ImageInputs::Kind kind) {
   const bool denoises = kind == ImageInputs::Kind::prompts;
   check_gpu(command, options);
-  check_out("-o", options.out);
   const io::ImageCheckpoint checkpoint = io::ImageCheckpoint::open(options.model);
+  check_output(options.out, {options.inputs}, checkpoint);
   const ImageInputs inputs(options.inputs, model::flux::read_config(checkpoint), options.loop, command, kind);
   const auto start = Clock::now();
   ImageNet net(checkpoint, options, options.gpu,

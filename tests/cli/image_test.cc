@@ -127,6 +127,16 @@ TEST(ImageStep, SaysWhatIsWrong) {
   EXPECT_THAT(error(tiny("schnell"), inputs_file(dir, "dev")),
               testing::AllOf(testing::HasSubstr("encoder_hidden_states"), testing::HasSubstr("[2, any, 24]")));
   EXPECT_THAT(error(dir.file("absent"), inputs_file(dir, "dev")), testing::HasSubstr("absent"));
+  // What is read is not replaced: the inputs, and a folder's weights.
+  const std::string inputs = inputs_file(dir, "dev"), net = dir.file("net");
+  std::filesystem::copy(tiny("dev"), net);
+  for (const std::string& kept : {inputs, net + "/diffusion_pytorch_model.safetensors"}) {
+    const std::string before = read_text(kept);
+    const Finished run = run_lacuna({"image", "step", net, "--inputs", inputs, "-o", kept});
+    EXPECT_EQ(run.code, 1);
+    EXPECT_THAT(run.err, testing::HasSubstr("is a file that is read"));
+    EXPECT_TRUE(read_text(kept) == before);
+  }
   EXPECT_THAT(error(tiny("dev"), dir.file("absent")), testing::HasSubstr("absent"));
   EXPECT_EQ(run_lacuna({"image", "step", tiny("dev")}).code, 2);
   EXPECT_EQ(run_lacuna({"image"}).code, 2);
