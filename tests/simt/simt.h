@@ -77,6 +77,7 @@ auto with_all(const T& mine, const Use& use) {
 // ---- functions of CUDA C++ that the kernels call ----
 
 inline void __syncthreads() { lacuna::simt::sync_block(); }
+inline void __syncwarp() { lacuna::simt::sync_warp(); }
 inline void __threadfence() {}
 template <class T>
 T __shfl_sync(unsigned, T v, int from) {
@@ -85,6 +86,18 @@ T __shfl_sync(unsigned, T v, int from) {
 template <class T>
 T __shfl_xor_sync(unsigned, T v, int mask) {
   return __shfl_sync(~0u, v, int(threadIdx.x % 32) ^ mask);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T v, int by) {
+  const int lane = int(threadIdx.x % 32);
+  return __shfl_sync(~0u, v, lane < by ? lane : lane - by);
+}
+inline unsigned __match_any_sync(unsigned, int v) {
+  return lacuna::simt::with_all(v, [&](const int* all) {
+    unsigned bits = 0;
+    for (int lane = 0; lane < 32; ++lane) bits |= unsigned(all[lane] == v) << lane;
+    return bits;
+  });
 }
 inline unsigned __ballot_sync(unsigned, bool v) {
   return lacuna::simt::with_all(v, [](const bool* all) {

@@ -342,49 +342,76 @@ __global__ void __launch_bounds__(kThreads) choose_experts(const __grid_constant
   if (lane < a.top_k) a.weight[m * a.top_k + lane] = mine / (a.normalize ? of_chosen : all);
 }
 
-/// A block has an expert.
-__global__ void __launch_bounds__(1024) count_rows(const __grid_constant__ RouteArgs a) {
-  __shared__ float sums[32];
+/// Block b, a warp, has choices [b length, (b + 1) length); an expert's rows before them are counts[expert][b].
+__global__ void __launch_bounds__(32) count_rows(const __grid_constant__ RouteArgs a, int64_t length) {
+  __shared__ int count[kMostExperts];
   launch_dependents();
+  for (int e = int(threadIdx.x); e < a.experts; e += 32) count[e] = 0;
+  __syncwarp();
   wait_for_predecessors();
-  int count = 0;
-  for (int64_t i = threadIdx.x; i < a.M * a.top_k; i += blockDim.x)
-    count += __ldcg(a.expert + i) == int(blockIdx.x) ? 1 : 0;
-  const float total = block_total(float(count), sums);  // exact below 2^24 rows of an expert
-  if (threadIdx.x == 0) a.counts[blockIdx.x] = int(total);
+  const int64_t begin = blockIdx.x * length, end = min(begin + length, a.M * a.top_k);
+  for (int64_t i = begin + threadIdx.x; i < end; i += 32) atomicAdd(count + __ldcg(a.expert + i), 1);
+  __syncwarp();
+  for (int e = int(threadIdx.x); e < a.experts; e += 32) a.counts[int64_t(e) * gridDim.x + blockIdx.x] = count[e];
 }
 
-/// A block has an expert, whose rows follow one another in the order of their tokens.
-__global__ void __launch_bounds__(1024) place_rows(const __grid_constant__ RouteArgs a) {
-  __shared__ int of_warp[32];
+__device__ __forceinline__ int warp_sum_up_to(int v) {  // of lanes up to the one that calls
+  const int lane = int(threadIdx.x) % 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, v, step);
+    if (lane >= step) v += other;
+  }
+  return v;
+}
+
+/// One block. A warp has an expert: its counts become those of the parts before; then the first makes the offsets.
+__global__ void __launch_bounds__(1024) place_experts(const __grid_constant__ RouteArgs a, int parts) {
+  __shared__ int rows[kMostExperts];
   launch_dependents();
   wait_for_predecessors();
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, mine = int(blockIdx.x);
-  int next = 0;
-  for (int e = 0; e < mine; ++e) next += __ldcg(a.counts + e);
-  if (threadIdx.x == 0) {
-    a.offsets[mine] = next;
-    if (mine == a.experts - 1) a.offsets[a.experts] = next + __ldcg(a.counts + mine);
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  for (int e = warp; e < a.experts; e += 32) {
+    int32_t* const counts = a.counts + int64_t(e) * parts;
+    int before = 0;
+    for (int begin = 0; begin < parts; begin += 32) {
+      const int mine = begin + lane < parts ? __ldcg(counts + begin + lane) : 0, up_to = warp_sum_up_to(mine);
+      if (begin + lane < parts) counts[begin + lane] = before + up_to - mine;
+      before += __shfl_sync(~0u, up_to, 31);
+    }
+    if (lane == 0) rows[e] = before;
   }
-  const int64_t choices = a.M * a.top_k;
-  for (int64_t begin = 0; begin < choices; begin += blockDim.x) {
-    const int64_t i = begin + threadIdx.x;
-    const bool here = i < choices && __ldcg(a.expert + i) == mine;
-    const unsigned votes = __ballot_sync(~0u, here);
-    __syncthreads();  // of_warp is not read any more
-    if (lane == 0) of_warp[warp] = __popc(votes);
-    __syncthreads();
-    int before = 0, all = 0;
-    for (int w = 0; w < int(blockDim.x) / 32; ++w) {
-      if (w < warp) before += of_warp[w];
-      all += of_warp[w];
-    }
-    if (here) {
-      const int row = next + before + __popc(votes & ((1u << lane) - 1));
-      a.token[row] = int32_t(i / a.top_k);
-      a.row[i] = row;
-    }
-    next += all;
+  __syncthreads();
+  if (warp > 0) return;
+  int before = 0;
+  for (int begin = 0; begin < a.experts; begin += 32) {
+    const int mine = begin + lane < a.experts ? rows[begin + lane] : 0, up_to = warp_sum_up_to(mine);
+    if (begin + lane < a.experts) a.offsets[begin + lane] = before + up_to - mine;
+    before += __shfl_sync(~0u, up_to, 31);
+  }
+  if (lane == 0) a.offsets[a.experts] = before;
+}
+
+/// An expert's rows follow one another in the order of their tokens.
+__global__ void __launch_bounds__(32) place_rows(const __grid_constant__ RouteArgs a, int64_t length) {
+  __shared__ int next[kMostExperts];
+  launch_dependents();
+  wait_for_predecessors();
+  const int lane = int(threadIdx.x);
+  for (int e = lane; e < a.experts; e += 32)
+    next[e] = __ldcg(a.offsets + e) + __ldcg(a.counts + int64_t(e) * gridDim.x + blockIdx.x);
+  const int64_t begin = blockIdx.x * length, end = min(begin + length, a.M * a.top_k);
+  for (int64_t at = begin; at < end; at += 32) {
+    const int64_t i = at + lane;
+    const int expert = i < end ? __ldcg(a.expert + i) : -1;
+    const unsigned same = __match_any_sync(~0u, expert);
+    __syncwarp();  // next is as the lanes before left it
+    const int row = expert < 0 ? 0 : next[expert] + __popc(same & ((1u << lane) - 1));
+    __syncwarp();
+    if (expert < 0) continue;
+    if (same >> lane == 1) next[expert] = row + 1;  // the last of them
+    a.token[row] = int32_t(i / a.top_k);
+    a.row[i] = row;
   }
 }
 
@@ -498,13 +525,16 @@ void launch_silu_sum(const Device& device, Stream& stream, const float* first, c
 
 void launch_route(const Device& device, Stream& stream, const RouteArgs& args) {
   if (args.M <= 0) return;
-  if (args.experts < 1 || args.experts > 1024 || args.top_k < 1 || args.top_k > 32 || args.top_k > args.experts)
-    throw Error("--device cuda: {} of {} experts; up to 32 of up to 1024 are run", args.top_k, args.experts);
-  if (args.M * args.top_k >= int64_t{1} << 31) throw Error("{} rows of experts are too many", args.M * args.top_k);
-  const int threads = int(args.M * args.top_k >= 1024 ? 1024 : (args.M * args.top_k + 31) / 32 * 32);
+  if (args.experts < 1 || args.experts > kMostExperts || args.top_k < 1 || args.top_k > 32 || args.top_k > args.experts)
+    throw Error("--device cuda: {} of {} experts; up to 32 of up to {} are run", args.top_k, args.experts,
+                kMostExperts);
+  const int64_t choices = args.M * args.top_k;
+  if (choices >= int64_t{1} << 31) throw Error("{} rows of experts are too many", choices);
+  const int64_t length = route_part(choices), parts = route_parts(choices);
   launch_kernel(device, stream, choose_experts, {dim3(blocks_of_warps(args.M)), kThreads}, args);
-  launch_kernel(device, stream, count_rows, {dim3(unsigned(args.experts)), threads}, args);
-  launch_kernel(device, stream, place_rows, {dim3(unsigned(args.experts)), threads}, args);
+  launch_kernel(device, stream, count_rows, {dim3(unsigned(parts)), 32}, args, length);
+  launch_kernel(device, stream, place_experts, {dim3(1), 1024}, args, int(parts));
+  launch_kernel(device, stream, place_rows, {dim3(unsigned(parts)), 32}, args, length);
 }
 
 void launch_gather_rows(const Device& device, Stream& stream, const GatherRowsArgs& args) {

@@ -105,16 +105,25 @@ void launch_joint_attention(const Device& device, Stream& stream, const JointAtt
 void launch_silu_sum(const Device& device, Stream& stream, const float* first, const float* second, const float* third,
                      int64_t count, bf16* y);
 
+inline constexpr int kMostExperts = 1024;
+/// Choices are counted in parts of so many, at most kMostRouteParts of them, each by a warp.
+inline constexpr int64_t kMostRouteParts = 256;
+constexpr int64_t route_part(int64_t choices) {
+  const int64_t least = 256, whole = (choices + kMostRouteParts - 1) / kMostRouteParts;
+  return whole < least ? least : (whole + 31) / 32 * 32;
+}
+constexpr int64_t route_parts(int64_t choices) { return (choices + route_part(choices) - 1) / route_part(choices); }
+
 /// Which experts tokens go to, as model::flux::route says: the top_k largest of each row of logits, of equal ones the
 /// lower expert; an expert's rows in the order of their tokens.
 struct RouteArgs {
   const float* logits = nullptr;  // [M][logit_stride]
   int64_t logit_stride = 0;
   int64_t M = 0;
-  int experts = 0, top_k = 0;  // experts: at most 1024; top_k: at most 32; M top_k < 2^31
+  int experts = 0, top_k = 0;  // experts: at most kMostExperts; top_k: at most 32; M top_k < 2^31
   bool normalize = true;
   int32_t* expert = nullptr;   // [M][top_k], work space
-  int32_t* counts = nullptr;   // [experts], work space
+  int32_t* counts = nullptr;   // [experts][route_parts(M top_k)], work space
   int32_t* offsets = nullptr;  // [experts + 1]
   int32_t* token = nullptr;    // [M top_k]: of a row
   int32_t* row = nullptr;      // [M][top_k]: of a token's choices

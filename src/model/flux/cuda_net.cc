@@ -615,7 +615,8 @@ int64_t CudaNet::Impl::lay_out(std::byte* base) {
   if (!has_experts()) return arena.bytes();
   const int64_t routed = expert_rows(), E = config.moe.n_experts;
   place(logits, M * padded_outputs(E));
-  place(chosen, routed), place(counts, E), place(offsets, E + 1), place(token, routed), place(row, routed);
+  place(chosen, routed), place(counts, E * cuda::route_parts(routed)), place(offsets, E + 1), place(token, routed),
+      place(row, routed);
   place(share, routed);
   place(expert_values, routed * Ws), place(expert_inner, routed * expert_stride());
   place(expert_result, routed * padded_outputs(W));

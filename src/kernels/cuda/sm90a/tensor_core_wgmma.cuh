@@ -19,7 +19,8 @@
 namespace lacuna::cuda {
 namespace {
 
-constexpr int kGroups = 2, kThreads = (kGroups + 1) * 128, kMostShared = 232448;
+constexpr int kGroups = 2, kWarps = 4;  // warpgroups with sums; warps of one
+constexpr int kThreads = (kGroups + 1) * 128, kMostShared = 232448;
 constexpr int kBlockRows = kTileRowsOfWeights, kTokenBytes = kTileInputBytes;
 constexpr int kStagedTokens = 64, kStagedBytes = kStagedTokens * kBlockRows * 2, kMostStages = 8;
 /// Pairs of tiles of outputs that are walked for one tile of tokens before the next one: together with the tokens of
@@ -323,7 +324,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::kStages; ++s) {
       init_barrier(full + s, 1);
-      init_barrier(empty + s, kGroups * S::kCluster);
+      init_barrier(empty + s, kGroups * kWarps * S::kCluster);
     }
     fence_barriers();
   }
@@ -375,10 +376,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int rows = a.groups > 0 ? int(a.w.N) / a.groups : int(a.w.N);
   float* const x_scale = token_scales + group * S::kTokens;
   const Writer<S> writer(a, y_map, boxed, staging + group * S::kStaging * kStagedBytes, group, rows);
-  const auto release = [&](int s) {
-    if (thread >= S::kCluster) return;
+  const auto release = [&](int s) {  // each warp, once its lanes have read what is announced and the metadata
+    __syncwarp();
+    if (lane >= S::kCluster) return;
     if constexpr (S::kCluster > 1)
-      arrive_at(empty + s, thread);
+      arrive_at(empty + s, lane);
     else
       arrive(empty + s);
   };
