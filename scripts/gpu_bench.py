@@ -10,7 +10,6 @@ token, device memory, tokens/s of each output length (--lengths) after --input t
 removed before the next; --out is written after each, and kept where a later one fails.
 Prints a table; --out keeps {command, commit, date, device, driver, rows}."""
 import argparse
-import datetime
 import json
 import pathlib
 import shlex
@@ -20,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from gpu_results import save
 
 # layers, then N x K of the groups of one layer: q+k+v, o, gate+up, down.
 SHAPES = {
@@ -385,9 +386,6 @@ def main() -> int:
 
 def finish(args, rows: list[dict]) -> int:
     if args.out:
-        commit = args.commit or subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-        query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True, capture_output=True, text=True)
-        device, driver = (part.strip() for part in query.stdout.splitlines()[0].split(","))
         command = ["scripts/gpu_bench.sh", *(f"--shape={shape}" for shape in args.shape or []), f"--sparsity={args.sparsity}", f"--runs={args.runs}"]
         command += [*(f"--layout={layout}" for layout in args.layout or []), *(["--no-peer"] if args.no_peer else []), *(["--ggml=lacuna-ggml-linear"] if args.ggml else [])]
         if args.what == "groups":
@@ -400,9 +398,7 @@ def finish(args, rows: list[dict]) -> int:
             command = ["scripts/gpu_bench.sh", "--what=whole", *(f"--shape={shape}" for shape in args.shape or []), f"--weights={','.join(args.weights)}",
                        f"--gpus={','.join(map(str, args.gpus))}", f"--input={args.input}", f"--lengths={args.lengths}", f"--runs={args.runs}",
                        *(["--layers=" + str(args.layers)] if args.layers else []), *(["--deterministic"] if args.deterministic else []), *(["--tune"] if args.tune else [])]
-        out = {"command": shlex.join(command), "commit": commit, "date": datetime.date.today().isoformat(), "device": device, "driver": driver,
-               "rows": rows}
-        args.out.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
+        save(args.out, rows, command=command, commit=args.commit)
     return 0
 
 

@@ -6,13 +6,12 @@ grouped by experts, even and skewed, beside torch._scaled_grouped_mm, and what a
 peers are left out, and it says so.
 Prints a table; --out keeps {command, commit, date, device, driver, rows}."""
 import argparse
-import datetime
 import json
-import pathlib
 import shlex
-import statistics
 import subprocess
 import sys
+
+from gpu_results import graph_times, save
 
 PAPER = [(m, n, k) for m in (4096, 6144, 16384, 18432) for n, k in ((3072, 3072), (12288, 3072), (3072, 12288))]
 EXPERTS, OF_EXPERTS = 32, [(16384, 2048, 2048), (65536, 2048, 2048)]  # of the net flux-moe-18b: tokens of all experts, outputs and inputs of one
@@ -41,27 +40,7 @@ class Peers:
         self.torch, self.runs = torch, runs
 
     def time(self, call, runs: int = 0) -> dict:
-        runs = runs or self.runs
-        torch = self.torch
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for i in range(3):
-                call(i)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
-                for i in range(LAUNCHES):
-                    call(i)
-            times = []
-            for run in range(runs + 3):
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                begin.record()
-                graph.replay()
-                end.record()
-                end.synchronize()
-                if run >= 3:
-                    times.append(begin.elapsed_time(end) / LAUNCHES)
-        return {"median_ms": statistics.median(times), "min_ms": min(times), "max_ms": max(times), "runs": runs}
+        return graph_times(call, runs or self.runs, LAUNCHES)
 
     def two_of_four(self, w):
         groups = w.view(w.shape[0], -1, 4)
@@ -151,20 +130,6 @@ class Peers:
                 each = (parts[0] @ parts[1].t() - exact).norm(dim=1) / exact.norm(dim=1)
                 out.append({"bench": "error", "scales": name, "outliers": outliers, "median_relative_error": each.median().item(), "largest_relative_error": each.max().item()})
         return out
-
-
-def save(out: str | None, rows: list[dict]) -> None:
-    """What there is so far: a run that is cut short leaves it."""
-    if not out:
-        return
-    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True).stdout.strip()
-    first = next(row for row in rows if "device" in row)
-    result = {"command": shlex.join(sys.argv), "commit": commit, "date": datetime.date.today().isoformat(), "device": first["device"],
-              "driver": first["driver"], "rows": rows}
-    path = pathlib.Path(out)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(path)
 
 
 def main() -> int:

@@ -4,13 +4,13 @@ FP8 2:4 (`lacuna image bench --device cuda`), by part, with the paper's ratios a
 attention, PyTorch's scaled_dot_product_attention by cuDNN and by FlashAttention on the same sizes (left out without PyTorch, and it says so).
 Prints tables; --out keeps {command, commit, date, device, driver, rows, attention}."""
 import argparse
-import datetime
 import json
-import pathlib
 import shlex
 import statistics
 import subprocess
 import sys
+
+from gpu_results import graph_times, save
 
 POLICIES = {"bf16": "bf16", "nm24_bf16": "bf16 2:4", "f8": "FP8", "quaspa": "FP8 2:4"}
 PRODUCTS = ("double_qkv", "double_out", "double_up", "double_down", "single_in", "single_out", "expert_up", "expert_down")  # sparse in quaspa and nm24_bf16
@@ -26,7 +26,7 @@ def bench(args, shape: str, policy: str, sizes: str, runs: int) -> list[dict]:
 
 
 def attention_of_peers(shape: str, sizes: set[tuple[int, int]], runs: int) -> list[dict]:
-    """Times of one layer's attention; sizes: images and tokens of one."""
+    """Times of one layer's attention in a graph of two; sizes: images and tokens of one."""
     try:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -39,21 +39,11 @@ def attention_of_peers(shape: str, sizes: set[tuple[int, int]], runs: int) -> li
         for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION), ("FlashAttention", SDPBackend.FLASH_ATTENTION)):
             try:
                 with sdpa_kernel(backend):
-                    times = []
-                    for run in range(runs + 2):
-                        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                        begin.record()
-                        torch.nn.functional.scaled_dot_product_attention(q, k, v)
-                        end.record()
-                        end.synchronize()
-                        if run >= 2:
-                            times.append(begin.elapsed_time(end))
+                    times = graph_times(lambda _: torch.nn.functional.scaled_dot_product_attention(q, k, v), runs, 2)
             except RuntimeError as error:
                 print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
                 continue
-            ms = statistics.median(times)
-            out.append({"peer": name, "shape": shape, "batch": images, "tokens": tokens, "median_ms": ms, "min_ms": min(times), "max_ms": max(times),
-                        "tflops": 4e-9 * images * HEADS[shape] * tokens**2 * 128 / ms})
+            out.append({"peer": name, "shape": shape, "batch": images, "tokens": tokens, **times, "tflops": 4e-9 * images * HEADS[shape] * tokens**2 * 128 / times["median_ms"]})
     return out
 
 
@@ -82,19 +72,6 @@ def print_table(rows: list[dict], peers: list[dict]) -> None:
                 print(f"  attention of a block {mine:.4f} ms; {peer['peer']} {peer['median_ms']:.4f} ms ({peer['median_ms'] / mine:.2f}x)")
 
 
-def save(out: str | None, rows: list[dict], peers: list[dict]) -> None:
-    if not out:
-        return
-    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True).stdout.strip()
-    query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True, capture_output=True, text=True)
-    device, driver = (part.strip() for part in query.stdout.splitlines()[0].split(","))
-    result = {"command": shlex.join(sys.argv), "commit": commit, "date": datetime.date.today().isoformat(), "device": device, "driver": driver, "rows": rows, "attention": peers}
-    path = pathlib.Path(out)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(path)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lacuna", default="build/release/lacuna", metavar="PROGRAM", help="default: %(default)s")
@@ -114,10 +91,10 @@ def main() -> int:
             for some, runs in ((small, args.runs), (large, args.large_runs)) if args.runs != args.large_runs else ((small + large, args.runs),):
                 if some:
                     mine += bench(args, shape, policy, ",".join(some), runs)
-                    save(args.out, rows + mine, peers)
+                    save(args.out, rows + mine, attention=peers)
         rows += mine
         peers += attention_of_peers(shape, {(row["batch"], row["text_tokens"] + row["tokens"]) for row in mine}, args.runs)
-        save(args.out, rows, peers)
+        save(args.out, rows, attention=peers)
     print_table(rows, peers)
     return 0
 
