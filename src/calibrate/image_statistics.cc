@@ -24,8 +24,7 @@ ImageStatistics::Layer& ImageStatistics::layer_of(const LinearInput& input) {
     if (moment_bytes_ + bytes > options_.most_bytes)
       throw Error(
           "{}: its second moment takes {} bytes, {} with those before it, more than the {} allowed; choose fewer "
-          "matrices"
-          " at a time, or allow more memory",
+          "matrices at a time, or allow more memory",
           first, bytes, moment_bytes_ + bytes, options_.most_bytes);
     layer.moment.emplace(input.K);
     moment_bytes_ += bytes;

@@ -2,7 +2,7 @@
 // with a running maximum (FlashAttention-2, arXiv:2307.08691, Alg. 1), and the choice between this kernel and wgmma's.
 //
 // A block has 128 queries of a head, a warp 32 of them, so that a tile's keys and values are read from shared memory
-// once for two products; tiles of 64 keys come while the one before is multiplied.
+// once for two products; tiles of 32 keys come while the one before is multiplied.
 #include <cuda_bf16.h>
 
 #include <cstdint>
