@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 usage() {
   cat <<'TXT'
 usage: scripts/gpu_test.sh [--tests PROGRAM] [--sanitize]
-  --tests PROGRAM   run this kernels_test, and model_test, eval_test, cli_test and lacuna beside it, instead of building them; solver_test and compress_test
+  --tests PROGRAM   run this kernels_test, and model_test, calibrate_test, eval_test, cli_test and lacuna beside it, instead of building them; solver_test and compress_test
                     too where they are there and were made with a PyTorch for CUDA
   --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), about ten minutes, most of them the
                     decoder's racecheck, whose tests run side by side
@@ -26,7 +26,7 @@ if [ -z "$tests" ]; then
   torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__) if torch.version.cuda else "")' 2>/dev/null || true)
   compressor=()
   [ -z "$torch" ] || compressor=(lacuna-compress solver_test compress_test)
-  scripts/build.sh --cuda ${torch:+--torch "$torch"} lacuna kernels_test model_test eval_test cli_test ${compressor[@]+"${compressor[@]}"}
+  scripts/build.sh --cuda ${torch:+--torch "$torch"} lacuna kernels_test model_test calibrate_test eval_test cli_test ${compressor[@]+"${compressor[@]}"}
   tests=build/release/kernels_test
 fi
 folder=$(dirname "$tests")
@@ -66,7 +66,8 @@ racecheck_decoder() {
 run "GPU tests" "$tests" '--gtest_filter=*Cuda*'
 run "GPU tests of the decoder" "$folder/model_test" '--gtest_filter=CudaDecoder*'
 run "GPU tests of the image net" "$folder/model_test" '--gtest_filter=CudaFlux*'
-run "GPU tests of image commands" env LACUNA_PROGRAM="$(realpath "$folder/lacuna")" "$folder/cli_test" '--gtest_filter=ImageCuda*'
+run "GPU tests of the image net's statistics" "$folder/calibrate_test" '--gtest_filter=CudaImageStatistics*'
+run "GPU tests of image commands" env LACUNA_PROGRAM="$(realpath "$folder/lacuna")" "$folder/cli_test" '--gtest_filter=ImageCuda*:ImageCalibrateCuda*'
 # Tensor parallelism: needs NCCL (libnccl.so.2 of the Python package nvidia-nccl-cu13), from the folder LACUNA_NCCL or from Python.
 if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then
   if [ -z "${LACUNA_NCCL:-}" ]; then
@@ -121,8 +122,9 @@ if [ "$sanitize" -eq 1 ]; then
     run "memcheck of the solvers" compute-sanitizer --error-exitcode 1 --kernel-name kernel_substring=fix "$folder/solver_test" '--gtest_filter=*Cuda*'
   run "memcheck of the decoder" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/model_test" '--gtest_filter=CudaDecoder*:-*AThousand*:*Tuned*'
   racecheck_decoder
-  image_kernels='CudaTensorCore.UnitV*:CudaTensorCore.GroupsG*:CudaTensorCore.Few*:CudaImageOps.*:CudaQuantizeTokens.*:-CudaImageOps.AttentionOfMany*'
+  image_kernels='CudaTensorCore.UnitV*:CudaTensorCore.GroupsG*:CudaTensorCore.Few*:CudaImageOps.*:CudaQuantizeTokens.*:CudaColumnStatistics.*:-CudaImageOps.AttentionOfMany*:CudaColumnStatistics.Large*'
   run "memcheck of image kernels" compute-sanitizer --error-exitcode 1 --tool memcheck "$tests" "--gtest_filter=$image_kernels"
   run "racecheck of image kernels" compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" "--gtest_filter=$image_kernels"
   run "memcheck of the image net" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/model_test" '--gtest_filter=CudaFlux.*'
+  run "memcheck of the image net's statistics" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/calibrate_test" '--gtest_filter=CudaImageStatistics.*'
 fi

@@ -1,7 +1,9 @@
 #include "calibrate/second_moment.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 #include "kernels/linear.h"
@@ -26,6 +28,11 @@ std::vector<float> transposed(const float* x, int64_t stride, int64_t M, int64_t
 }  // namespace
 
 SecondMoment::SecondMoment(int64_t K) : K_(K), sum_(size_t(K * (K + 1) / 2)) {}
+
+SecondMoment::SecondMoment(int64_t K, int64_t tokens, std::vector<double> sums)
+    : K_(K), tokens_(tokens), sum_(std::move(sums)) {
+  assert(int64_t(sum_.size()) == K * (K + 1) / 2);
+}
 
 void SecondMoment::add(const float* x, int64_t stride, int64_t M, ThreadPool& pool) {
   std::vector<float> product;  // [kRows, K]

@@ -14,6 +14,8 @@ namespace lacuna::calibrate {
 class SecondMoment {
  public:
   explicit SecondMoment(int64_t K);
+  /// Of sums made elsewhere: X^T X's upper triangle, row by row, over `tokens` tokens.
+  SecondMoment(int64_t K, int64_t tokens, std::vector<double> sums);
   static int64_t bytes(int64_t K) { return K * (K + 1) / 2 * int64_t(sizeof(double)); }
 
   int64_t K() const { return K_; }

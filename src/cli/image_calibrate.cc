@@ -7,21 +7,28 @@
 #include <chrono>
 #include <set>
 
+#include "calibrate/cuda_image_statistics.h"
 #include "calibrate/image_statistics.h"
 #include "cli/image.h"
 #include "cli/image_inputs.h"
+#include "cli/image_net.h"
 #include "core/error.h"
 #include "core/progress.h"
 #include "core/say.h"
 #include "io/image_checkpoint.h"
 #include "io/image_policy.h"
+#include "model/flux/config.h"
+#include "model/flux/cuda_net.h"
 #include "model/flux/net.h"
 
 namespace lacuna::cli {
 namespace {
 
-using calibrate::ImageStatistics;
-using model::flux::LinearInput;
+using Clock = std::chrono::steady_clock;
+using calibrate::InputStatistics;
+using model::flux::CudaInputObserver;
+using model::flux::InputObserver;
+using model::flux::Inputs;
 
 struct Options : Common {
   std::string model, out;
@@ -29,6 +36,7 @@ struct Options : Common {
   bool entropies = false;
   double memory_gib = 8;
   LoopOptions loop;
+  GpuFlags gpu;
 };
 
 void check_patterns(const Options& options, const io::ImageCheckpoint& checkpoint) {
@@ -40,56 +48,62 @@ void check_patterns(const Options& options, const io::ImageCheckpoint& checkpoin
 }
 
 /// Matrices that no token reached.
-std::vector<std::string> unseen(const io::ImageCheckpoint& checkpoint, const ImageStatistics& statistics) {
+std::vector<std::string> unseen(const io::ImageCheckpoint& checkpoint, std::span<const InputStatistics> statistics) {
   std::set<std::string, std::less<>> seen;
-  for (const auto& [first, layer] : statistics.layers()) seen.insert(layer.weights.begin(), layer.weights.end());
+  for (const InputStatistics& input : statistics) seen.insert(input.weights.begin(), input.weights.end());
   std::vector<std::string> out;
   for (const auto& [name, tensor] : checkpoint.tensors())
     if (tensor.dims.size() == 2 && !seen.contains(name)) out.push_back(name);
   return out;
 }
 
-int run(const Options& options, const CLI::App& command) {
-  check_common(options);
-  if (options.second_moments.empty()) refuse_given(command, {"--memory"}, "--second-moments");
-  const auto start = std::chrono::steady_clock::now();
-  const io::ImageCheckpoint checkpoint = io::ImageCheckpoint::open(options.model);
-  check_output(options.out, options.inputs, checkpoint);
-  check_patterns(options, checkpoint);
-  ThreadPool pool(options.threads);
-  model::flux::Net net(checkpoint, pool);
-  std::vector<ImageInputs> inputs;
-  int64_t runs = 0, images = 0;
-  for (const std::string& path : options.inputs) {
-    inputs.emplace_back(path, net.config(), options.loop, command);
-    runs += inputs.back().runs(), images += inputs.back().images();
-  }
+/// The largest step of one image.
+model::flux::CudaNetOptions largest_step(const std::vector<ImageInputs>& inputs) {
+  const auto tokens = [](const ImageInputs& file) { return file.text_tokens() + file.image_tokens(); };
+  const auto most = std::ranges::max_element(inputs, {}, tokens);
+  return {.images = 1, .text_tokens = most->text_tokens(), .image_tokens = most->image_tokens()};
+}
 
-  ImageStatistics statistics({options.second_moments, int64_t(options.memory_gib * double(int64_t{1} << 30))}, pool);
-  Progress progress("Calibrating", runs * (options.entropies ? 2 : 1), "runs");
-  const auto pass = [&](const model::flux::InputObserver& observer) {
+/// Runs of the net, each of one image.
+int64_t runs_of(const std::vector<ImageInputs>& inputs) {
+  int64_t out = 0;
+  for (const ImageInputs& file : inputs) out += file.runs();
+  return out;
+}
+
+/// Both passes over the inputs, or the first. predict(image, out, observer): a run of the net.
+template <class Observer, class Statistics, class Predict>
+void gather(const std::vector<ImageInputs>& inputs, bool entropies, Statistics& statistics, const Predict& predict) {
+  Progress progress("Calibrating", runs_of(inputs) * (entropies ? 2 : 1), "runs");
+  const auto pass = [&](const Observer& observer) {
     for (const ImageInputs& file : inputs)
-      file.run(one_by_one([&](const model::flux::Inputs& one, std::span<float> out) {
-        net.predict(one, out, nullptr, &observer);
+      file.run(one_by_one([&](const Inputs& image, std::span<float> out) {
+        predict(image, out, observer);
         progress.add(1);
       }));
   };
-  pass([&](const LinearInput& input) { statistics.add(input); });
-  if (options.entropies) pass([&](const LinearInput& input) { statistics.count(input); });
-  progress.hide();
-  statistics.write(options.out, options.entropies,
-                   {{"runs", std::to_string(runs)}, {"inputs", fmt::format("{}", fmt::join(options.inputs, ", "))}});
+  pass([&](const auto& input) { statistics.add(input); });
+  if (entropies) pass([&](const auto& input) { statistics.count(input); });
+}
 
+/// Writes the file and says what it holds.
+void write(const Options& options, const io::ImageCheckpoint& checkpoint, const std::vector<ImageInputs>& inputs,
+           std::span<const InputStatistics> statistics, int64_t moment_bytes, Clock::time_point start) {
+  const int64_t runs = runs_of(inputs);
+  calibrate::write_image_statistics(
+      options.out, statistics,
+      {{"runs", std::to_string(runs)}, {"inputs", fmt::format("{}", fmt::join(options.inputs, ", "))}});
   const std::vector<std::string> left = unseen(checkpoint, statistics);
   if (!left.empty())
     spdlog::warn("{} of the matrices read no token and are not in {} ({} is the first); more prompts may reach them",
                  left.size(), options.out, printable(left.front()));
-  int64_t matrices = 0, moments = 0;
-  for (const auto& [first, layer] : statistics.layers()) {
-    matrices += int64_t(layer.weights.size());
-    moments += layer.moment ? int64_t(layer.weights.size()) : 0;
+  int64_t matrices = 0, moments = 0, images = 0;
+  for (const InputStatistics& input : statistics) {
+    matrices += int64_t(input.weights.size());
+    moments += input.moment ? int64_t(input.weights.size()) : 0;
   }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  for (const ImageInputs& file : inputs) images += file.images();
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   if (options.json) {
     print_json({{"path", options.out},
                 {"images", images},
@@ -98,15 +112,45 @@ int run(const Options& options, const CLI::App& command) {
                 {"unseen", left},
                 {"entropies", options.entropies},
                 {"second_moments", moments},
-                {"second_moment_bytes", statistics.moment_bytes()},
+                {"second_moment_bytes", moment_bytes},
                 {"seconds", seconds},
                 {"peak_memory_bytes", peak_memory_bytes()}});
-    return 0;
+    return;
   }
   print(fmt::format("{}: norms{} of the inputs of {} matrices{}, from {} images, {} runs of the net\n", options.out,
                     options.entropies ? " and entropies" : "", matrices,
                     moments > 0 ? fmt::format(", second moments of {}", moments) : "", images, runs));
   say("{:.1f} s, peak memory {}\n", seconds, human_bytes(peak_memory_bytes()));
+}
+
+int run(const Options& options, const CLI::App& command) {
+  check_gpu(command, options);
+  if (options.second_moments.empty()) refuse_given(command, {"--memory"}, "--second-moments");
+  const auto start = Clock::now();
+  const io::ImageCheckpoint checkpoint = io::ImageCheckpoint::open(options.model);
+  check_output(options.out, options.inputs, checkpoint);
+  check_patterns(options, checkpoint);
+  std::vector<ImageInputs> inputs;
+  for (const std::string& path : options.inputs)
+    inputs.emplace_back(path, model::flux::read_config(checkpoint), options.loop, command);
+  ImageNet net(checkpoint, options, options.gpu, largest_step(inputs));
+  const calibrate::ImageStatisticsOptions chosen{options.second_moments,
+                                                 int64_t(options.memory_gib * double(int64_t{1} << 30))};
+  if (net.cuda() != nullptr) {
+    calibrate::CudaImageStatistics statistics(chosen, options.entropies, *net.device());
+    gather<CudaInputObserver>(inputs, options.entropies, statistics,
+                              [&](const Inputs& image, std::span<float> out, const CudaInputObserver& observer) {
+                                net.cuda()->predict({&image, 1}, out, nullptr, &observer);
+                              });
+    write(options, checkpoint, inputs, statistics.results(), statistics.moment_bytes(), start);
+    return 0;
+  }
+  calibrate::ImageStatistics statistics(chosen, net.pool());
+  gather<InputObserver>(inputs, options.entropies, statistics,
+                        [&](const Inputs& image, std::span<float> out, const InputObserver& observer) {
+                          net.cpu()->predict(image, out, nullptr, &observer);
+                        });
+  write(options, checkpoint, inputs, statistics.results(options.entropies), statistics.moment_bytes(), start);
   return 0;
 }
 
@@ -117,7 +161,8 @@ Action add_image_calibrate(CLI::App& group) {
   CLI::App* command = group.add_subcommand(
       "calibrate",
       "Statistics of the inputs of a FLUX.1 transformer's linear layers, for the masks of `image compress`: runs the "
-      "net over saved latents and embeddings and writes each input's L2 norm over all tokens, images and steps.");
+      "net over saved latents and embeddings and writes each input's L2 norm over all tokens, images and steps. A CUDA "
+      "device gathers the inputs as it computes with them, rounded to bf16.");
   command
       ->add_option("MODEL", options->model,
                    "the original weights: a folder of diffusers, a .safetensors file, or a GGUF file")
@@ -139,11 +184,13 @@ Action add_image_calibrate(CLI::App& group) {
       ->allow_extra_args(false)
       ->type_name("NAME");
   command
-      ->add_option("--memory", options->memory_gib, "the most that second moments may take, in GiB; more is an error")
+      ->add_option("--memory", options->memory_gib,
+                   "the most that second moments may take, in GiB, on a CUDA device of its memory; more is an error")
       ->check(number_in(0, 1e6, true))
       ->capture_default_str()
       ->type_name("GIB");
   add_loop(*command, options->loop);
+  add_gpu_choice(*command, options->gpu);
   add_common(*command, *options);
   return [options, command] { return run(*options, *command); };
 }

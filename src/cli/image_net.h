@@ -28,6 +28,8 @@ class ImageNet {
   /// One of them is there.
   model::flux::Net* cpu() { return cpu_.get(); }
   model::flux::CudaNet* cuda() { return cuda_.get(); }
+  ThreadPool& pool() { return pool_; }
+  cuda::Device* device() { return device_.get(); }  // of cuda()
   /// "cpu", or the name of the card.
   std::string device_name() const;
 

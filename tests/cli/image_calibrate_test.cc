@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "io/float_tensors.h"
+#include "kernels/cuda_support.h"
 #include "process.h"
 #include "test_support.h"
 
@@ -71,6 +72,8 @@ void expect_norms(const io::FloatTensors& ours, const io::FloatTensors& file) {
 
 TEST(ImageCalibrate, HelpOfTheCommands) {
   const std::string group = output_of({"image", "--help"});
+  for (const char* flag : {"--device", "--gpu ", "--gpu-memory"})
+    EXPECT_THAT(output_of({"image", "calibrate", "--help"}), HasSubstr(flag));
   for (const char* command : {"calibrate", "errors"}) {
     EXPECT_THAT(group, HasSubstr(std::string("\n  ") + command));
     const std::string help = output_of({"image", command, "--help"});
@@ -241,6 +244,17 @@ TEST(ImageCalibrate, ErrorsAreOneLineAndLeaveNothing) {
   fails(inputs, {"--memory", "4"}, 1, "--memory needs --second-moments");
   fails(inputs, {"--memory", "0.000001", "--second-moments", "proj_out.weight"}, 1, "more than the 1073 allowed");
   fails(inputs, {"--memory", "0"}, 2, "--memory");
+  fails(inputs, {"--gpu", "1"}, 1, "--gpu needs --device cuda");
+  fails(inputs, {"--gpu-memory", "8"}, 1, "--gpu-memory needs --device cuda");
+  fails(inputs, {"--device", "cuda", "--gpu", "-1"}, 2, "--gpu");
+  fails(inputs, {"--device", "cuda", "--gpu-memory", "nan"}, 2, "--gpu-memory");
+  fails(inputs, {"--device", "cuda", "--gpus", "2"}, 2, "--gpus");
+  // Before a device is looked for.
+  fails(inputs, {"--device", "cuda", "--memory", "4"}, 1, "--memory needs --second-moments");
+  fails(inputs, {"--device", "cuda", "--second-moments", "nothing.*"}, 1, "has no matrix of that name");
+  fails(dir.file("absent"), {"--device", "cuda"}, 1, "absent");
+  std::string reason;
+  if (cuda_device(&reason) == nullptr) fails(inputs, {"--device", "cuda"}, 1, reason);
   const auto changed = [&](const std::function<void(io::FloatTensors&)>& change) {
     return inputs_file(dir, "dev", change);
   };
@@ -260,6 +274,53 @@ TEST(ImageCalibrate, ErrorsAreOneLineAndLeaveNothing) {
   const Finished nowhere =
       run_lacuna({"image", "calibrate", tiny("dev"), "--inputs", itself, "-o", out_dir.file("none/norms")});
   EXPECT_EQ(nowhere.code, 1);
+}
+
+// On a card: the CPU's file within what bf16 activations cost, as cuda_image_statistics_test.cc derives it for nets of
+// this depth, and the same report.
+TEST(ImageCalibrateCuda, TheFileIsTheCpus) {
+  std::string reason;
+  if (cuda_device(&reason) == nullptr) GTEST_SKIP() << "SKIPPED: " << reason;
+  const TempDir dir;
+  for (const std::string& name : std::vector<std::string>{"dev", "moe"}) {
+    const std::string inputs = inputs_file(dir, name);
+    const auto report = [&](const std::string& device, const std::string& out) {
+      return json_of({"image", "calibrate", tiny(name), "--inputs", inputs, "-o", out, "--entropies",
+                      "--second-moments", kMomentOf, "--device", device});
+    };
+    const Json ours = report("cuda", dir.file("cuda")), theirs = report("cpu", dir.file("cpu"));
+    ASSERT_EQ(ours.size(), theirs.size());
+    for (const auto& [key, value] : theirs.items()) {
+      ASSERT_TRUE(ours.contains(key)) << key;
+      if (key != "path" && key != "seconds" && key != "peak_memory_bytes") {
+        EXPECT_EQ(ours.at(key), value) << key;
+      }
+    }
+    const auto found = io::read_float_tensors(dir.file("cuda")), expected = io::read_float_tensors(dir.file("cpu"));
+    ASSERT_EQ(found.size(), expected.size());
+    for (const auto& [key, truth] : expected) {
+      ASSERT_TRUE(found.contains(key)) << key;
+      if (key.ends_with(".norm")) {
+        EXPECT_LE(relative(found.at(key), truth), 0.03) << key;
+      }
+      EXPECT_EQ(found.at(key).dims, truth.dims) << key;
+    }
+    // What a mask reads of it.
+    for (const std::string& mask : std::vector<std::string>{"wanda", "e-sparse"})
+      output_of(
+          {"image", "compress", tiny(name), "-o", dir.file("m.gguf"), "--mask", mask, "--norms", dir.file("cuda")});
+  }
+  const std::vector<std::string> moment = {"image",   "calibrate",    tiny("dev"), "--inputs", inputs_file(dir, "dev"),
+                                           "-o",      dir.file("no"), "--device",  "cuda",     "--second-moments",
+                                           kMomentOf, "--memory",     "0.000001"};
+  const Finished large = run_lacuna(moment);
+  EXPECT_EQ(large.code, 1);
+  EXPECT_THAT(large.err, HasSubstr("more than the 1073 allowed"));
+  const Finished small = run_lacuna({"image", "calibrate", tiny("dev"), "--inputs", inputs_file(dir, "dev"), "-o",
+                                     dir.file("no"), "--device", "cuda", "--gpu-memory", "0.00001"});
+  EXPECT_EQ(small.code, 1);
+  EXPECT_THAT(small.err, HasSubstr("MiB of weights"));
+  EXPECT_FALSE(std::filesystem::exists(dir.file("no")));
 }
 
 TEST(ImageCompressAwp, ErrorsAreOneLineAndLeaveNothing) {

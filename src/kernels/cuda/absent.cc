@@ -2,6 +2,7 @@
 #include "core/error.h"
 #include "kernels/cuda/active.h"
 #include "kernels/cuda/baselines.h"
+#include "kernels/cuda/column_statistics.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemv.h"
@@ -92,6 +93,11 @@ void launch_silu_sum(const Device&, Stream&, const float*, const float*, const f
 void launch_route(const Device&, Stream&, const RouteArgs&) { refuse(); }
 void launch_gather_rows(const Device&, Stream&, const GatherRowsArgs&) { refuse(); }
 void launch_combine_experts(const Device&, Stream&, const CombineExpertsArgs&) { refuse(); }
+void launch_column_sums(const Device&, Stream&, const ColumnInputs&, const ColumnSums&) { refuse(); }
+void launch_column_counts(const Device&, Stream&, const ColumnInputs&, const float*, const float*, uint32_t*) {
+  refuse();
+}
+void launch_second_moment(const Device&, Stream&, const ColumnInputs&, double*) { refuse(); }
 void launch_rows(const Device&, Stream&, const RowsArgs&) { refuse(); }
 void launch_embed(const Device&, Stream&, const Rows&, const int32_t*, int64_t, float*) { refuse(); }
 void launch_norm(const Device&, Stream&, const NormArgs&) { refuse(); }

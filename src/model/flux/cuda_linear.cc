@@ -92,6 +92,7 @@ void CudaLinear::add(CudaUploader& uploader, std::span<const kernels::WeightView
   K_ = parts.front().shape.K;
   int64_t padded = 0, bytes = 0;
   for (const kernels::WeightView& part : parts) {
+    if (std::ranges::find(names_, part.name) == names_.end()) names_.push_back(part.name);
     padded += padded_outputs(part.shape.N);
     bytes += cuda::tile_bytes(operation, part.shape);
     weights_ += double(part.shape.N) * double(part.shape.K);

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/thread_pool.h"
@@ -84,6 +85,9 @@ class CudaLinear {
   bool reads_codes() const;
   bool reads_values() const;
   int64_t K() const { return K_; }
+  /// The tensors that read the input, each once, as the checkpoint names them; of experts one a group.
+  const std::vector<std::string>& names() const { return names_; }
+  void set_names(std::vector<std::string> names) { names_ = std::move(names); }
   double flops(int64_t M) const { return 2.0 * double(M) * weights_ / std::max(groups_, 1); }
 
  private:
@@ -98,6 +102,7 @@ class CudaLinear {
   void add(CudaUploader& uploader, std::span<const kernels::WeightView> parts, int64_t column, bool whole_last);
 
   std::vector<Product> products_;
+  std::vector<std::string> names_;
   int groups_ = 0;
   int64_t K_ = 0;
   double weights_ = 0;

@@ -102,6 +102,7 @@ struct CudaNet::Impl {
   float* expert_scale = nullptr;
 
   Marks* marks = nullptr;
+  const CudaInputObserver* layers = nullptr;  // of the step that runs
 
   Impl(const Config& of, cuda::Device& on) : config(of), device(on), stream(on) {}
 
@@ -145,6 +146,8 @@ struct CudaNet::Impl {
 
   // ---- launches ----
   void mark(Part part, double flops = 0);
+  /// Shows `layers` the input of a product.
+  void show(const CudaLinear& linear, const CudaInput& x, const int32_t* offsets_of_groups);
   void multiply(Part part, const CudaLinear& linear, const CudaInput& x, const CudaOutput& y,
                 const int32_t* offsets_of_groups = nullptr);
   /// Values as `reader` wants them; codes go to the place that all inputs but norms share.
@@ -220,6 +223,12 @@ CudaSingle CudaNet::Impl::load_single(Binder& binder, CudaUploader& uploader, in
   if (joins_mlp()) in.push_back(binder.weight(prefix + "proj_mlp", config.mlp_width, W));
   out.in = CudaLinear(uploader, in);
   if (mlp() > 0 && !joins_mlp()) out.up = one("proj_mlp", config.mlp_width, W);
+  // All read one input; in the order in which the net on the CPU names them.
+  std::vector<std::string> readers = out.in.names();
+  for (const std::string& name : out.up.names())
+    if (std::ranges::find(readers, name) == readers.end()) readers.push_back(name);
+  if (readers.size() >= 3) std::rotate(readers.begin(), readers.begin() + 2, readers.begin() + 3);  // k, v, q
+  out.in.set_names(std::move(readers)), out.up.set_names({});
   out.norms = {uploader.upload(binder.norm(prefix + "attn.norm_q", config.head_dim), prefix),
                uploader.upload(binder.norm(prefix + "attn.norm_k", config.head_dim), prefix)};
   out.out = one("proj_out", W, W + mlp());
@@ -313,6 +322,25 @@ void CudaNet::Impl::mark(Part part, double flops_of_part) {
   marks->parts.push_back(part);
 }
 
+void CudaNet::Impl::show(const CudaLinear& linear, const CudaInput& x, const int32_t* offsets_of_groups) {
+  const std::vector<std::string>& names = linear.names();
+  const auto rows_of = [&](std::span<const std::string> readers, int64_t first, int64_t M) {
+    if (readers.empty() || M == 0) return;
+    (*layers)({readers, x.values + first * x.value_stride, M, linear.K(), x.value_stride, &stream});
+  };
+  if (offsets_of_groups != nullptr) {
+    std::vector<int32_t> of_groups(names.size() + 1);
+    stream.synchronize();
+    memory.download(std::as_writable_bytes(std::span(of_groups)),
+                    reinterpret_cast<const std::byte*>(offsets_of_groups) - memory.data());
+    for (size_t e = 0; e < names.size(); ++e) rows_of({&names[e], 1}, of_groups[e], of_groups[e + 1] - of_groups[e]);
+  } else if (&linear == &modulate) {  // matrices of different blocks
+    for (const std::string& name : names) rows_of({&name, 1}, 0, x.M);
+  } else {
+    rows_of(names, 0, x.M);
+  }
+}
+
 void CudaNet::Impl::multiply(Part part, const CudaLinear& linear, const CudaInput& x, const CudaOutput& y,
                              const int32_t* offsets_of_groups) {
   mark(part, linear.flops(x.M));
@@ -321,6 +349,7 @@ void CudaNet::Impl::multiply(Part part, const CudaLinear& linear, const CudaInpu
       std::vector<std::string>& all = marks->times.kernels[size_t(part)];
       if (std::ranges::find(all, kernel) == all.end()) all.push_back(std::move(kernel));
     }
+  if (layers != nullptr) show(linear, x, offsets_of_groups);
   linear.run(device, stream, x, y, offsets_of_groups);
 }
 
@@ -362,7 +391,7 @@ CudaInput CudaNet::Impl::norm(int64_t first, int64_t M, const float* shift_scale
                                .shift = shift_scale,
                                .scale = shift_scale + width(),
                                .modulation_stride = modulation_stride(),
-                               .y = values ? normed + first * width_stride() : nullptr,
+                               .y = values || layers != nullptr ? normed + first * width_stride() : nullptr,
                                .y_stride = width_stride(),
                                .codes = quantized ? norm_codes + first * code_stride(width()) : nullptr,
                                .code_stride = code_stride(width()),
@@ -438,7 +467,7 @@ void CudaNet::Impl::run_experts(const CudaExperts& experts, const CudaInput& x, 
     cuda::launch_gather_rows(device, stream,
                              {x.codes, x.code_stride, x.scale, token, count, gathered.code_stride, expert_codes,
                               gathered.code_stride, expert_scale});
-  else
+  if (!experts.up.reads_codes() || layers != nullptr)
     cuda::launch_gather_rows(device, stream,
                              {reinterpret_cast<const std::byte*>(x.values), value_bytes, nullptr, token, count,
                               value_bytes, reinterpret_cast<std::byte*>(expert_values), value_bytes, nullptr});
@@ -697,7 +726,8 @@ CudaNet::~CudaNet() = default;
 const Config& CudaNet::config() const { return impl_->config; }
 int64_t CudaNet::weight_bytes() const { return impl_->weight_bytes; }
 
-void CudaNet::predict(std::span<const Inputs> images, std::span<float> out, const Observer* observer) {
+void CudaNet::predict(std::span<const Inputs> images, std::span<float> out, const Observer* observer,
+                      const CudaInputObserver* layers) {
   Impl& net = *impl_;
   net.device.use();
   if (images.empty()) throw Error("a step of no images");
@@ -722,8 +752,14 @@ void CudaNet::predict(std::span<const Inputs> images, std::span<float> out, cons
       use(embeds ? "x_embedder" : name, all.subspan(text));
     });
   };
-  if (observer != nullptr) {
-    by_blocks(*observer);
+  struct Showing {
+    Impl& net;
+    ~Showing() { net.layers = nullptr; }
+  };
+  if (observer != nullptr || layers != nullptr) {
+    const Showing showing{net};
+    net.layers = layers;
+    observer != nullptr ? by_blocks(*observer) : net.launch({});
   } else {
     if (!net.graph) net.graph.emplace(net.stream, [&] { net.launch({}); });
     net.graph->launch(net.stream);

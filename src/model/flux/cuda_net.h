@@ -4,11 +4,13 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/scalar.h"
 #include "core/thread_pool.h"
 #include "io/image_checkpoint.h"
 #include "kernels/cuda/device.h"
@@ -23,6 +25,17 @@ struct CudaPartTimes {
   std::array<double, kPartNames.size()> ms = {}, flops = {};
   std::array<std::vector<std::string>, kPartNames.size()> kernels = {};
 };
+
+/// The input of a linear layer on the device, and the tensors that read it, as LinearInput has them. What is launched
+/// on `stream` while it is seen may read it.
+struct CudaLinearInput {
+  std::span<const std::string> weights;
+  const bf16* x = nullptr;  // [M, K], aligned to 16 bytes, rows `stride` values apart, a multiple of 8
+  int64_t M = 0, K = 0, stride = 0;
+  cuda::Stream* stream = nullptr;
+};
+/// Sees inputs before the layer runs.
+using CudaInputObserver = std::function<void(const CudaLinearInput& input)>;
 
 struct CudaNetOptions {
   bool progress = true;  // a bar on a terminal
@@ -46,9 +59,11 @@ class CudaNet {
 
   /// One step of several images of one size and number of text tokens, with the same coordinates. out: [images][image
   /// tokens, out_channels]. observer: sees the blocks' results, of all images one after the other; the step is then
-  /// launched piece by piece. Throws Error for inputs that do not fit, DoesNotFit where work space does not, and naming
-  /// the block after which a value is not finite.
-  void predict(std::span<const Inputs> images, std::span<float> out, const Observer* observer = nullptr);
+  /// launched piece by piece. layers: sees the inputs of every linear layer, of all images one after the other,
+  /// likewise; what it throws ends the step. Throws Error for inputs that do not fit, DoesNotFit where work space does
+  /// not, and naming the block after which a value is not finite.
+  void predict(std::span<const Inputs> images, std::span<float> out, const Observer* observer = nullptr,
+               const CudaInputObserver* layers = nullptr);
 
   /// Milliseconds on the device of the last predict()'s step run again: the whole from a graph without marks, the parts
   /// from one with a mark where the part changes.

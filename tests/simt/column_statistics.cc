@@ -1,0 +1,1 @@
+#include "kernels/cuda/column_statistics.cu"
