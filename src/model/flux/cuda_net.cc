@@ -75,6 +75,7 @@ struct CudaNet::Impl {
   Config config;
   cuda::Device& device;
   cuda::Stream stream;
+  cuda::TensorCoreTable plans;
   int64_t weight_bytes = 0;
 
   CudaLinear latents, text, modulate, last;  // modulate: shifts, scales and gates of all blocks, and the last norm's
@@ -257,6 +258,7 @@ bool shares_bytes(const io::ImageCheckpoint& checkpoint) {
 
 void CudaNet::Impl::load(const io::ImageCheckpoint& checkpoint, ThreadPool& pool, const CudaNetOptions& options) {
   device.use();
+  if (options.plans != nullptr) plans = *options.plans;
   rows = {options.images, options.text_tokens, options.image_tokens};
   const int64_t of_weights = device_bytes(checkpoint), of_step = rows.count() > 0 ? lay_out(nullptr) : 0;
   rows = {0, 0, 0};
@@ -316,12 +318,15 @@ void CudaNet::Impl::mark(Part part, double flops_of_part) {
 void CudaNet::Impl::multiply(Part part, const CudaLinear& linear, const CudaInput& x, const CudaOutput& y,
                              const int32_t* offsets_of_groups) {
   mark(part, linear.flops(x.M));
-  if (marks != nullptr)
-    for (std::string& kernel : linear.explain(device.info(), x, y, offsets_of_groups)) {
+  if (marks != nullptr) {
+    for (std::string& kernel : linear.explain(device.info(), plans, x, y, offsets_of_groups)) {
       std::vector<std::string>& all = marks->times.kernels[size_t(part)];
       if (std::ranges::find(all, kernel) == all.end()) all.push_back(std::move(kernel));
     }
-  linear.run(device, stream, x, y, offsets_of_groups);
+    for (const auto& product : linear.planned(device.info(), x, y, offsets_of_groups))
+      marks->times.planned.insert(product);
+  }
+  linear.run(device, stream, plans, x, y, offsets_of_groups);
 }
 
 CudaInput CudaNet::Impl::input(const CudaLinear& reader, const bf16* values, int64_t stride, int64_t M, int64_t first) {
