@@ -57,7 +57,61 @@ model::CudaTuning parse_product(const json& value, const std::string& where) {
   return out;
 }
 
+double need_us(const JsonObject& object, const char* key, const std::string& where) {
+  const double us = need_number(object, key, where);
+  if (!(us > 0 && us < 1e12)) throw Error("{}: \"{}\" is {}, which is no time", where, key, us);
+  return us;
+}
+
+constexpr int64_t kMostSize = int64_t{1} << 24;  // tokens, outputs, inputs
+
+cuda::TensorCoreTuning parse_tensor_core(const json& value, const std::string& where) {
+  const JsonObject object(value, where);
+  cuda::TensorCoreTuning out;
+  const std::string name = object.need_string("layout"), accumulate = object.need_string("accumulate");
+  const layout::Layout* layout = layout::find(name);
+  if (layout == nullptr) throw Error("{}: unknown layout \"{}\"", where, name);
+  out.product.operation = naming_file(where, [&] { return cuda::operation_of(*layout); });
+  if (accumulate != "fast" && accumulate != "full")
+    throw Error("{}: \"accumulate\" is \"{}\", expected fast or full", where, accumulate);
+  if (accumulate == "full") {
+    if (!out.product.operation.eight_bits) throw Error("{}: {} has one kind of sums, fast", where, name);
+    out.product.accumulate = cuda::Accumulate::full;
+  }
+  out.product.M = need_int(object, "tokens", 1, kMostSize, where);
+  out.product.N = need_int(object, "outputs", 1, kMostSize, where);
+  out.product.K = need_int(object, "inputs", 1, kMostSize, where);
+  out.product.groups = need_int(object, "groups", 0, 1 << 16, where);
+  if (out.product.groups > 0 && out.product.N % cuda::kTileRowsOfWeights != 0)
+    throw Error("{}: {} outputs of a group, which must be a multiple of {}", where, out.product.N,
+                cuda::kTileRowsOfWeights);
+  out.standard_us = need_us(object, "standard_us", where);
+  out.tuned_us = need_us(object, "tuned_us", where);
+  const JsonObject plan(object.need_object("plan"), where);
+  out.plan.rows = need_int(plan, "rows", 1, 1024, where);
+  out.plan.tokens = need_int(plan, "tokens", 1, 1024, where);
+  out.plan.cluster = need_int(plan, "cluster", 1, 16, where);
+  return out;
+}
+
 }  // namespace
+
+ordered_json plan_json(const cuda::TensorCorePlan& plan) {
+  return {{"rows", plan.rows}, {"tokens", plan.tokens}, {"cluster", plan.cluster}};
+}
+
+ordered_json product_json(const cuda::TensorCoreTuning& tuning) {
+  const cuda::TensorCoreProduct& product = tuning.product;
+  return {{"layout", cuda::layout_of(product.operation).name},
+          {"accumulate", product.accumulate == cuda::Accumulate::full ? "full" : "fast"},
+          {"tokens", product.M},
+          {"outputs", product.N},
+          {"inputs", product.K},
+          {"groups", product.groups},
+          {"standard_us", tuning.standard_us},
+          {"tuned_us", tuning.tuned_us},
+          {"plan", plan_json(tuning.plan)}};
+}
 
 ordered_json product_json(const model::CudaTuning& tuning) {
   const cuda::GemvPlan& plan = tuning.plan;
@@ -93,11 +147,11 @@ void CudaProfile::merge(const std::vector<model::CudaTuning>& tuned) {
 std::string CudaProfile::to_json() const {
   ordered_json all = ordered_json::array();
   for (const model::CudaTuning& tuning : products) all.push_back(product_json(tuning));
-  const ordered_json out = {{"lacuna_cuda_profile", kFormat},
-                            {"version", machine.version},
-                            {"gpu", machine.gpu},
-                            {"driver", machine.driver},
-                            {"products", std::move(all)}};
+  ordered_json of_tensor_cores = ordered_json::array();
+  for (const auto& [product, tuning] : tensor_core.tunings()) of_tensor_cores.push_back(product_json(tuning));
+  const ordered_json out = {
+      {"lacuna_cuda_profile", kFormat}, {"version", machine.version}, {"gpu", machine.gpu},
+      {"driver", machine.driver},       {"products", std::move(all)}, {"tensor_core", std::move(of_tensor_cores)}};
   return out.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -112,6 +166,10 @@ CudaProfile CudaProfile::parse(std::string_view text, const std::string& where) 
   out.machine.driver = object.need_string("driver");
   for (const json& value : object.need_array("products"))
     out.products.push_back(parse_product(value, fmt::format("{}: product {}", where, out.products.size())));
+  if (const json* of_tensor_cores = object.array("tensor_core"))
+    for (size_t i = 0; i < of_tensor_cores->size(); ++i)
+      out.tensor_core.set(
+          parse_tensor_core((*of_tensor_cores)[i], fmt::format("{}: tensor core product {}", where, i)));
   return out;
 }
 

@@ -2,8 +2,12 @@
 //   {"lacuna_cuda_profile": 1, "version": "0.1.0", "gpu": "NVIDIA H100 80GB HBM3", "driver": "13.0", "products": [
 //     {"layout": "zz4_k", "rows": 86, "inputs": 4096, "percent": 50, "standard_ms": 1.40, "tuned_ms": 1.36,
 //      "plan": {"warps": 8, "chunk": 32, "resident": 24, "segments": 4, "early_headers": 1, "early_codes": 0.2,
-//               "skips": true}}, ...]}
-// The times are of a whole token, with the default plan of this product and with this one, the others as they were.
+//               "skips": true}}, ...],
+//    "tensor_core": [
+//     {"layout": "nm24_f8", "accumulate": "fast", "tokens": 4608, "outputs": 21504, "inputs": 3072, "groups": 0,
+//      "standard_us": 460.2, "tuned_us": 441.5, "plan": {"rows": 128, "tokens": 192, "cluster": 2}}, ...]}
+// products: of `lacuna tune`; the times are of a whole token, with the default plan of this product and with this one,
+// the others as they were. tensor_core: of `lacuna image tune`, times of the product alone; may be missing.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -13,6 +17,7 @@
 #include <vector>
 
 #include "kernels/cuda/plans.h"
+#include "kernels/cuda/tensor_core_table.h"
 #include "model/cuda_decoder.h"
 
 namespace lacuna::calibrate {
@@ -27,7 +32,8 @@ struct CudaMachine {
 
 struct CudaProfile {
   CudaMachine machine;
-  std::vector<model::CudaTuning> products;
+  std::vector<model::CudaTuning> products{};
+  cuda::TensorCoreTable tensor_core{};
 
   cuda::Plans plans() const;
   /// Adds products; those that were known are replaced.
@@ -41,6 +47,9 @@ struct CudaProfile {
 
 /// One of "products".
 nlohmann::ordered_json product_json(const model::CudaTuning& tuning);
+/// One of "tensor_core".
+nlohmann::ordered_json product_json(const cuda::TensorCoreTuning& tuning);
+nlohmann::ordered_json plan_json(const cuda::TensorCorePlan& plan);
 
 /// "nvidia-h100-80gb-hbm3-cuda.json".
 std::string cuda_profile_file_name(const CudaMachine& machine);

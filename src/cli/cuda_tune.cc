@@ -47,12 +47,12 @@ void print_row(const CudaTuneRequest& request, const model::CudaTuning& tuning, 
 int run_cuda_tune(const CudaTuneRequest& request) {
   LoadedModel model = open_model(request.model, request.common);
   open_gpu(model, request.gpu);
-  const calibrate::CudaMachine here = this_machine(*model.gpu);
+  const calibrate::CudaMachine here = this_machine(model.gpu->info());
   const std::string path = request.output.empty() ? profile_path(here) : request.output;
   if (path.empty())
     throw Error(
         "no folder to keep the profile in: LACUNA_CACHE, XDG_CACHE_HOME and HOME are not set; name a file with -o");
-  calibrate::CudaProfile profile = profile_to_add_to(calibrate::CudaProfile{here, {}}, !request.output.empty(),
+  calibrate::CudaProfile profile = profile_to_add_to(calibrate::CudaProfile{.machine = here}, !request.output.empty(),
                                                      [&] { return calibrate::load_cuda_profile(path, here); });
   std::vector<model::Thresholds> wanted;
   if (const auto set = find_thresholds(request, model))

@@ -29,8 +29,8 @@ Action add_image(CLI::App& program) {
       "Diffusion transformers of the FLUX.1 type: their weights as FP8 and 2:4, steps, the whole loop, speed.");
   group->require_subcommand(1);
   std::vector<Action> actions;
-  for (const auto add : {add_image_step, add_image_denoise, add_image_bench, add_image_linear, add_image_calibrate,
-                         add_image_compress, add_image_errors, add_image_policy})
+  for (const auto add : {add_image_step, add_image_denoise, add_image_bench, add_image_linear, add_image_tune,
+                         add_image_calibrate, add_image_compress, add_image_errors, add_image_policy})
     actions.push_back(add(*group));
   return [group, commands = group->get_subcommands([](CLI::App*) { return true; }), actions] {
     for (size_t i = 0; i < commands.size(); ++i)

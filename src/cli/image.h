@@ -14,6 +14,7 @@ Action add_image_step(CLI::App& group);
 Action add_image_denoise(CLI::App& group);
 Action add_image_bench(CLI::App& group);
 Action add_image_linear(CLI::App& group);
+Action add_image_tune(CLI::App& group);
 Action add_image_compress(CLI::App& group);
 Action add_image_calibrate(CLI::App& group);
 Action add_image_errors(CLI::App& group);

@@ -5,14 +5,18 @@
 namespace lacuna::cli {
 
 ImageNet::ImageNet(const io::ImageCheckpoint& checkpoint, const Common& common, const GpuFlags& gpu,
-                   const model::flux::CudaNetOptions& step)
+                   const model::flux::CudaNetOptions& step, const ProfileFlags& profile)
     : pool_(common.threads) {
   if (common.device != "cuda") {
     cpu_ = std::make_unique<model::flux::Net>(checkpoint, pool_);
     return;
   }
   device_ = std::make_unique<cuda::Device>(gpu.options());
-  cuda_ = std::make_unique<model::flux::CudaNet>(checkpoint, pool_, *device_, step);
+  const TensorCorePlans measured = load_tensor_core_plans(profile, device_->info());
+  plan_source_ = measured.source;
+  model::flux::CudaNetOptions with_plans = step;
+  with_plans.plans = &measured.plans;
+  cuda_ = std::make_unique<model::flux::CudaNet>(checkpoint, pool_, *device_, with_plans);
 }
 
 void ImageNet::predict(std::span<const model::flux::Inputs> images, std::span<float> out) {

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "cli/command.h"
+#include "cli/profile.h"
 #include "core/thread_pool.h"
 #include "io/image_checkpoint.h"
 #include "kernels/cuda/device.h"
@@ -16,10 +17,10 @@ namespace lacuna::cli {
 
 class ImageNet {
  public:
-  /// step: the largest that is to run. The checkpoint must outlive the net. Throws Error naming tensor and file, and
-  /// DoesNotFit.
+  /// step: the largest that is to run; its plans are those of the profile. The checkpoint must outlive the net. Throws
+  /// Error naming tensor and file, and DoesNotFit.
   ImageNet(const io::ImageCheckpoint& checkpoint, const Common& common, const GpuFlags& gpu,
-           const model::flux::CudaNetOptions& step);
+           const model::flux::CudaNetOptions& step, const ProfileFlags& profile = {});
 
   /// One step of images of one size, with the same coordinates: together on a CUDA device, one after the other on the
   /// CPU. out: [images][image tokens, out_channels].
@@ -32,9 +33,12 @@ class ImageNet {
   cuda::Device* device() { return device_.get(); }  // of cuda()
   /// "cpu", or the name of the card.
   std::string device_name() const;
+  /// Of a CUDA device: the profile that the plans of products come from, or why there is none.
+  const std::string& plan_source() const { return plan_source_; }
 
  private:
   ThreadPool pool_;
+  std::string plan_source_;
   std::unique_ptr<cuda::Device> device_;
   std::unique_ptr<model::flux::Net> cpu_;
   std::unique_ptr<model::flux::CudaNet> cuda_;

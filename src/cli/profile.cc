@@ -4,7 +4,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <set>
 
 #include "cli/cache.h"
@@ -15,6 +14,8 @@
 
 namespace lacuna::cli {
 namespace {
+
+constexpr const char* kProfileGroup = "This machine";
 
 /// "0-3, 7".
 std::string ranges(const std::vector<int64_t>& values) {
@@ -52,8 +53,9 @@ std::string in_profile_folder(const std::string& name) {
   return folder.empty() ? "" : folder + "/profiles/" + name;
 }
 
-void warn_unused(const std::string& why, const ProfileFlags& flags, const char* device) {
-  spdlog::warn("the profile is not used: {}; make a new one with `lacuna tune MODEL{}{}`", printable(why), device,
+/// command: that makes a profile.
+void warn_unused(const std::string& why, const ProfileFlags& flags, std::string_view command) {
+  spdlog::warn("the profile is not used: {}; make a new one with `{}{}`", printable(why), command,
                flags.path.empty() ? "" : " -o FILE");
 }
 
@@ -69,14 +71,45 @@ void check_kernels(const calibrate::CudaProfile& profile, const std::string& pat
   }
 }
 
+CLI::Option* add_profile_path(CLI::App& command, ProfileFlags& flags, const std::string& description) {
+  return command
+      .add_option("--profile", flags.path,
+                  description +
+                      "; default: the one in the cache folder (LACUNA_CACHE, else XDG_CACHE_HOME/lacuna, else "
+                      "~/.cache/lacuna), where there is one")
+      ->type_name("FILE")
+      ->group(kProfileGroup);
+}
+
+/// What load_cuda_plans and load_tensor_core_plans have in common: where the profile of the card is and can be used,
+/// take(profile, path) says what is taken of it, throwing Error where that can't be used, and returns the source.
+template <class Take>
+std::string load_card_plans(const ProfileFlags& flags, const cuda::DeviceInfo& device, const std::string& command,
+                            const Take& take) {
+  if (flags.deterministic || flags.none)
+    return fmt::format("default plans ({})", flags.deterministic ? "--deterministic" : "--no-profile");
+  const calibrate::CudaMachine here = this_machine(device);
+  const std::string path = flags.path.empty() ? profile_path(here) : flags.path;
+  if (path.empty()) return "default plans: there is no cache folder";
+  try {
+    if (const auto profile = calibrate::load_cuda_profile(path, here)) return take(*profile, path);
+  } catch (const Error& error) {
+    warn_unused(error.what(), flags, command);
+    return fmt::format("default plans: {} is not used", path);
+  }
+  if (!flags.path.empty())
+    throw Error("--profile {}: there is no such file; make it with `{} -o {}`", path, command, path);
+  return fmt::format("default plans: nothing was measured on this card; `{}` does", command);
+}
+
 }  // namespace
 
 calibrate::Machine this_machine(int threads) {
   return {cpu_name(), std::string(kernels::isa_name()), threads, LACUNA_VERSION};
 }
 
-calibrate::CudaMachine this_machine(const cuda::Device& device) {
-  return {device.info().name, device.info().driver, LACUNA_VERSION};
+calibrate::CudaMachine this_machine(const cuda::DeviceInfo& device) {
+  return {device.name, device.driver, LACUNA_VERSION};
 }
 
 std::string profile_path(const calibrate::Machine& machine) {
@@ -88,20 +121,12 @@ std::string profile_path(const calibrate::CudaMachine& machine) {
 }
 
 void add_profile(CLI::App& command, ProfileFlags& flags) {
-  constexpr const char* kGroup = "This machine";
-  CLI::Option* path =
-      command
-          .add_option(
-              "--profile", flags.path,
-              "profile of this machine, as `lacuna tune -o FILE` makes it; default: the one in the cache folder "
-              "(LACUNA_CACHE, else XDG_CACHE_HOME/lacuna, else ~/.cache/lacuna), where there is one")
-          ->type_name("FILE")
-          ->group(kGroup);
+  CLI::Option* path = add_profile_path(command, flags, "profile of this machine, as `lacuna tune -o FILE` makes it");
   CLI::Option* none =
       command
           .add_flag("--no-profile", flags.none, "the same plans on every machine: what `lacuna tune` found is not used")
           ->excludes(path)
-          ->group(kGroup);
+          ->group(kProfileGroup);
   command
       .add_flag(
           "--deterministic", flags.deterministic,
@@ -109,7 +134,15 @@ void add_profile(CLI::App& command, ProfileFlags& flags) {
           "no profile, and can be slower")
       ->excludes(path)
       ->excludes(none)
-      ->group(kGroup);
+      ->group(kProfileGroup);
+}
+
+void add_card_profile(CLI::App& command, ProfileFlags& flags) {
+  CLI::Option* path = add_profile_path(
+      command, flags, "profile of this card, as `lacuna image tune -o FILE` makes it, on a CUDA device");
+  command.add_flag("--no-profile", flags.none, "what `lacuna image tune` found is not used")
+      ->excludes(path)
+      ->group(kProfileGroup);
 }
 
 MachinePlans load_plans(const ProfileFlags& flags, int threads) {
@@ -128,7 +161,7 @@ MachinePlans load_plans(const ProfileFlags& flags, int threads) {
   try {
     if (!path.empty()) out.profile = calibrate::load_profile(path, here);
   } catch (const Error& error) {
-    warn_unused(error.what(), flags, "");
+    warn_unused(error.what(), flags, "lacuna tune MODEL");
     out.source = fmt::format("default plans: {} is not used", path);
     return out;
   }
@@ -151,30 +184,26 @@ MachinePlans load_plans_beside_gpu(ProfileFlags flags, int threads) {
 
 CudaPlans load_cuda_plans(const ProfileFlags& flags, const cuda::Device& device) {
   CudaPlans out;
-  if (flags.deterministic || flags.none) {
-    out.source = fmt::format("default plans ({})", flags.deterministic ? "--deterministic" : "--no-profile");
-    return out;
-  }
-  const calibrate::CudaMachine here = this_machine(device);
-  const std::string path = flags.path.empty() ? profile_path(here) : flags.path;
-  try {
-    if (path.empty()) {
-      out.source = "default plans: there is no cache folder";
-    } else if (const auto profile = calibrate::load_cuda_profile(path, here)) {
-      check_kernels(*profile, path);
-      out.plans = profile->plans();
-      out.source = path;
-    } else if (!flags.path.empty()) {
-      throw Error("--profile {}: there is no such file; make it with `lacuna tune MODEL --device cuda -o {}`", path,
-                  path);
-    } else {
-      out.source = "default plans: nothing was measured on this card; `lacuna tune MODEL --device cuda` does";
-    }
-  } catch (const Error& error) {
-    if (!flags.path.empty() && !std::filesystem::exists(flags.path)) throw;
-    warn_unused(error.what(), flags, " --device cuda");
-    out.source = fmt::format("default plans: {} is not used", path);
-  }
+  out.source = load_card_plans(flags, device.info(), "lacuna tune MODEL --device cuda",
+                               [&](const calibrate::CudaProfile& profile, const std::string& path) {
+                                 check_kernels(profile, path);
+                                 out.plans = profile.plans();
+                                 return path;
+                               });
+  return out;
+}
+
+TensorCorePlans load_tensor_core_plans(const ProfileFlags& flags, const cuda::DeviceInfo& device) {
+  constexpr const char* kTune = "lacuna image tune MODEL --device cuda";
+  TensorCorePlans out;
+  out.source = load_card_plans(
+      flags, device, kTune, [&](const calibrate::CudaProfile& profile, const std::string& path) -> std::string {
+        if (profile.tensor_core.empty())
+          return fmt::format("default plans: {} has none of `image` commands; `{}` measures them", path, kTune);
+        profile.tensor_core.check_plans(path);
+        out.plans = profile.tensor_core;
+        return path;
+      });
   return out;
 }
 

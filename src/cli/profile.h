@@ -26,6 +26,8 @@ struct ProfileFlags {
 
 /// Adds --profile, --no-profile, --deterministic.
 void add_profile(CLI::App& command, ProfileFlags& flags);
+/// Adds --profile and --no-profile of a card's plans that `lacuna image tune` finds.
+void add_card_profile(CLI::App& command, ProfileFlags& flags);
 
 /// The plans in use; `profile`: where they come from, nullopt: the defaults.
 struct MachinePlans {
@@ -48,7 +50,7 @@ MachinePlans load_plans(const ProfileFlags& flags, int threads);
 MachinePlans load_plans_beside_gpu(ProfileFlags flags, int threads);
 
 /// The same of a card.
-calibrate::CudaMachine this_machine(const cuda::Device& device);
+calibrate::CudaMachine this_machine(const cuda::DeviceInfo& device);
 std::string profile_path(const calibrate::CudaMachine& machine);
 /// What `tune` adds to: load(), which gives a profile, nothing where there is no file, and throws Error for another
 /// file. At the default path that one is replaced, with a warning; one that -o names is not: Error.
@@ -68,6 +70,12 @@ struct CudaPlans {
   std::string source;
 };
 CudaPlans load_cuda_plans(const ProfileFlags& flags, const cuda::Device& device);
+/// The same of products on tensor cores, which `image tune` measures.
+struct TensorCorePlans {
+  cuda::TensorCoreTable plans;
+  std::string source;
+};
+TensorCorePlans load_tensor_core_plans(const ProfileFlags& flags, const cuda::DeviceInfo& device);
 
 /// A line for each distinct group of zigzag weights: its plan and what was measured.
 std::string explain_plans(const io::Checkpoint& checkpoint, const MachinePlans& plans);

@@ -16,12 +16,17 @@ using layout::Id;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
+constexpr cuda::Operation kSparse{.eight_bits = true, .sparse = true}, kBf16{.eight_bits = false, .sparse = false};
+
 CudaProfile example() {
   CudaProfile out;
   out.machine = {"NVIDIA H100 80GB HBM3", "13.0", "0.1.0"};
   out.products.push_back({{Id::zz4_k, 86, 4096, 0}, {8, 32, 24, 4, 0, 0}, 1.8, 1.75});
   out.products.push_back({{Id::zz6_k, 16, 11008, 50}, {4, 16, 32, 24, 1, 0.25f}, 1.4, 1.39});
   out.products.push_back({{Id::zz4_k, 8, 2048, 50}, {4, 16, 32, 24, 0, 0, false}, 0.4, 0.39});
+  out.tensor_core.set({{kSparse, cuda::Accumulate::fast, 21504, 3072, 0, 4608}, {128, 192, 2}, 460.25, 441.5});
+  out.tensor_core.set({{kSparse, cuda::Accumulate::full, 2048, 2048, 32, 65536}, {128, 64, 1}, 301.5, 301.5});
+  out.tensor_core.set({{kBf16, cuda::Accumulate::fast, 3072, 64, 0, 1024}, {128, 128, 2}, 5.5, 5});
   return out;
 }
 
@@ -91,6 +96,47 @@ TEST(CudaProfile, DamageIsNamed) {
   damaged(with("\"tuned_ms\": 1.39", "\"tuned_ms\": -1"), "a time of -1 ms");
   damaged(with("\"plan\"", "\"plans\""), "plan");
   damaged(with("\"products\"", "\"product\""), "products");
+}
+
+// Sorted by operation: bf16 is product 0, then fast, then full sums of nm24_f8.
+TEST(CudaProfile, DamageOfTensorCoreProductsIsNamed) {
+  const auto damaged = [](const std::string& text, const char* what) {
+    EXPECT_THAT([&] { CudaProfile::parse(text, "p.json"); }, ThrowsMessage<Error>(HasSubstr(what))) << text;
+  };
+  damaged(with("\"nm24_f8\"", "\"nm25_f8\""), "p.json: tensor core product 1: unknown layout \"nm25_f8\"");
+  damaged(with("\"nm24_f8\"", "\"q4_K\""), "p.json: tensor core product 1: q4_K has no form");
+  damaged(with("\"nm24_f8\"", "\"nm24_q4\""), "has no form");
+  damaged(with("\"nm24_f8\"", "2"), "layout");
+  damaged(with("\"full\"", "\"exact\""), "product 2: \"accumulate\" is \"exact\", expected fast or full");
+  damaged(with("\"fast\"", "\"full\""), "product 0: bf16 has one kind of sums, fast");
+  damaged(with("\"tokens\": 4608", "\"tokens\": 0"), "\"tokens\" is 0, expected 1 to 16777216");
+  damaged(with("\"tokens\": 4608", "\"tokens\": -4608"), "\"tokens\" is -4608");
+  damaged(with("\"tokens\": 4608", "\"tokens\": 4608.5"), "tokens");
+  damaged(with("\"outputs\": 21504", "\"outputs\": 16777217"), "\"outputs\" is 16777217");
+  damaged(with("\"inputs\": 64", "\"inputs\": 1e30"), "inputs");
+  damaged(with("\"inputs\": 64", "\"input\": 64"), "inputs");
+  damaged(with("\"groups\": 32", "\"groups\": 65537"), "\"groups\" is 65537");
+  damaged(with("\"outputs\": 2048", "\"outputs\": 2050"), "2050 outputs of a group, which must be a multiple of 64");
+  damaged(with("\"standard_us\": 460.25", "\"standard_us\": 0"), "\"standard_us\" is 0, which is no time");
+  damaged(with("\"tuned_us\": 441.5", "\"tuned_us\": -1"), "\"tuned_us\" is -1");
+  damaged(with("\"tuned_us\": 441.5", "\"tuned_us\": \"1\""), "tuned_us");
+  damaged(with("\"rows\": 128", "\"rows\": 0"), "product 0: \"rows\" is 0, expected 1 to 1024");
+  damaged(with("\"tokens\": 192", "\"tokens\": 1025"), "\"tokens\" is 1025");
+  damaged(with("\"cluster\": 1", "\"cluster\": 17"), "\"cluster\" is 17");
+  damaged(with("\"tensor_core\": [", "\"tensor_core\": {}, \"more\": ["), "tensor_core");
+  damaged(with("\"tensor_core\": [", "\"tensor_core\": [7,"), "tensor core product 0");
+  const std::string whole = example().to_json();
+  for (size_t bytes = 0; bytes + 2 < whole.size(); ++bytes)  // without the last brace
+    ASSERT_THROW(CudaProfile::parse(std::string_view(whole).substr(0, bytes), "p.json"), Error) << bytes;
+}
+
+TEST(CudaProfile, FilesOfBeforeHaveNoTensorCoreProducts) {
+  CudaProfile before = example();
+  before.tensor_core = {};
+  std::string text = before.to_json();
+  const std::string empty = ",\n \"tensor_core\": []";
+  text.replace(text.find(empty), empty.size(), "");
+  EXPECT_EQ(CudaProfile::parse(text, "p.json"), before);
 }
 
 }  // namespace

@@ -316,6 +316,42 @@ TEST_F(CudaFlux, TimesOfAStep) {
   EXPECT_EQ(after, before);
 }
 
+// Plans differ in which block computes what, not in the order of sums.
+TEST_F(CudaFlux, MeasuredPlansGiveTheSameBits) {
+  const Config config = wide_config();
+  const RandomImages random(config, 1, emulated() ? 2 : 8, emulated() ? 3 : 16, 9, 1);
+  for (const std::string& policy : policies()) {
+    SCOPED_TRACE(policy);
+    const ImageCheckpoint checkpoint = random_checkpoint("wide", config, io::ImagePolicy::load(policy), 1, pool());
+    CudaNet net(checkpoint, pool(), device(), kQuiet);
+    const Results expected = run_cuda(net, random.images);
+    const CudaPartTimes before = net.time_parts();
+    if (emulated()) {
+      EXPECT_TRUE(before.planned.empty()) << "it has no wgmma kernel";
+      continue;
+    }
+    EXPECT_GE(before.planned.size(), 8u);
+    EXPECT_THAT(before.kernels[size_t(Part::single_in)], testing::ElementsAre(testing::HasSubstr("by the model")));
+    for (const size_t choice : {0u, 1u, 2u, 3u}) {
+      cuda::TensorCoreTable measured;
+      for (const cuda::TensorCoreProduct& product : before.planned) {
+        const auto plans = cuda::tensor_core_plans(product.operation, product.accumulate);
+        measured.set({product, plans[choice % plans.size()], 2, 1});
+      }
+      CudaNetOptions options = kQuiet;
+      options.plans = &measured;
+      CudaNet tuned(checkpoint, pool(), device(), options);
+      EXPECT_EQ(run_cuda(tuned, random.images), expected) << choice;
+      const CudaPartTimes after = tuned.time_parts();
+      EXPECT_EQ(after.planned, before.planned);
+      EXPECT_THAT(after.kernels[size_t(Part::single_in)],
+                  testing::ElementsAre(testing::HasSubstr("plan measured at 137 tokens: 1.0 us, the model's 2.0 us")));
+      EXPECT_THAT(after.kernels[size_t(Part::modulation)],
+                  testing::Each(testing::Not(testing::HasSubstr("plan measured"))));
+    }
+  }
+}
+
 TEST_F(CudaFlux, SaysBeforeTheUploadThatItDoesNotFit) {
   if (emulated()) GTEST_SKIP() << "SKIPPED: the emulated device has no limit of memory";
   cuda::Device small({.memory_limit = 1 << 20});

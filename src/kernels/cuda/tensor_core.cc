@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "kernels/cuda/tensor_core_few.h"
 #include "kernels/cuda/tensor_core_mma.h"
+#include "kernels/cuda/tensor_core_table.h"
 #include "kernels/cuda/tensor_core_wgmma.h"
 
 namespace lacuna::cuda {
@@ -15,11 +16,6 @@ namespace {
 std::string_view words(Operation operation) {
   if (operation.eight_bits) return operation.sparse ? "2:4 e4m3" : "e4m3";
   return operation.sparse ? "2:4 bf16" : "bf16";
-}
-
-std::string words(const TensorCorePlan& plan) {
-  return fmt::format("{} outputs x {} tokens, {}", plan.rows, plan.tokens,
-                     plan.cluster > 1 ? fmt::format("clusters of {}", plan.cluster) : "no clusters");
 }
 
 int64_t outputs_of_token(const TensorCoreArgs& a) { return a.groups > 0 ? a.w.N / a.groups : a.w.N; }
@@ -103,7 +99,7 @@ WriteBack write_back_of(const TensorCoreArgs& a) {
 TensorCorePlan plan_of(const DeviceInfo& device, const TensorCoreArgs& a) {
   const std::span<const TensorCorePlan> plans = tensor_core_plans(a.w.operation, a.accumulate);
   if (a.plan != nullptr && std::ranges::count(plans, *a.plan) == 0)
-    throw Error("the wgmma kernel has no plan of {} for {} weights", words(*a.plan), words(a.w.operation));
+    throw Error("the wgmma kernel has no plan of {} for {} weights", describe(*a.plan), words(a.w.operation));
   if (write_back_of(a) != WriteBack::staged) return plans.front();
   if (a.plan != nullptr) return *a.plan;
   return default_plan(device, a.w.operation, a.accumulate, a.M, outputs_of_token(a));
@@ -111,7 +107,7 @@ TensorCorePlan plan_of(const DeviceInfo& device, const TensorCoreArgs& a) {
 
 void check_plan(const TensorCoreArgs& a, TensorCoreKernel kernel) {
   if (kernel != TensorCoreKernel::wgmma && a.plan != nullptr)
-    throw Error("a plan of {} is the wgmma kernel's, but the {} kernel runs", words(*a.plan),
+    throw Error("a plan of {} is the wgmma kernel's, but the {} kernel runs", describe(*a.plan),
                 kernel == TensorCoreKernel::mma ? "mma" : "few tokens'");
 }
 
@@ -168,6 +164,17 @@ void launch_tensor_core(const Device& device, Stream& stream, const TensorCoreAr
   launch_transpose_product(device, stream, args);
 }
 
+std::optional<TensorCoreProduct> planned_product(const DeviceInfo& device, const TensorCoreArgs& args) {
+  TensorCoreArgs free = args;
+  free.plan = nullptr;
+  if (kernel_of(device, free) != TensorCoreKernel::wgmma || write_back_of(free) != WriteBack::staged || args.w.K == 0)
+    return std::nullopt;
+  TensorCoreProduct out{.operation = args.w.operation, .N = outputs_of_token(args), .K = args.w.K};
+  if (args.w.operation.eight_bits) out.accumulate = args.accumulate;
+  out.groups = args.groups, out.M = args.M;
+  return out;
+}
+
 std::string explain_tensor_core(const DeviceInfo& device, const TensorCoreArgs& args) {
   constexpr std::string_view kWriteBacks[] = {"staged", "direct", "separate"};
   const TensorCoreKernel kernel = kernel_of(device, args);
@@ -179,7 +186,7 @@ std::string explain_tensor_core(const DeviceInfo& device, const TensorCoreArgs& 
   if (args.w.operation.eight_bits)
     sums = args.accumulate == Accumulate::full ? ", full accumulation" : ", fast accumulation";
   return fmt::format("{} of {}, {}{}, {} write-back", wgmma ? "wgmma" : "mma", words(args.w.operation),
-                     wgmma ? words(plan_of(device, args)) : "128 outputs x 128 tokens", sums,
+                     wgmma ? describe(plan_of(device, args)) : "128 outputs x 128 tokens", sums,
                      kWriteBacks[size_t(wgmma ? write_back_of(args) : args.write_back)]);
 }
 

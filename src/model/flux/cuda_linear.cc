@@ -153,17 +153,29 @@ cuda::TensorCoreArgs CudaLinear::arguments(const Product& product, const CudaInp
   return args;
 }
 
-void CudaLinear::run(const cuda::Device& device, cuda::Stream& stream, const CudaInput& x, const CudaOutput& y,
-                     const int32_t* offsets) const {
-  for (const Product& product : products_) cuda::launch_tensor_core(device, stream, arguments(product, x, y, offsets));
+void CudaLinear::run(const cuda::Device& device, cuda::Stream& stream, const cuda::TensorCoreTable& plans,
+                     const CudaInput& x, const CudaOutput& y, const int32_t* offsets) const {
+  for (const Product& product : products_) {
+    cuda::TensorCoreArgs args = arguments(product, x, y, offsets);
+    args.plan = cuda::find_plan(plans, device.info(), args);
+    cuda::launch_tensor_core(device, stream, args);
+  }
 }
 
-std::vector<std::string> CudaLinear::explain(const cuda::DeviceInfo& device, const CudaInput& x, const CudaOutput& y,
-                                             const int32_t* offsets) const {
+std::vector<std::string> CudaLinear::explain(const cuda::DeviceInfo& device, const cuda::TensorCoreTable& plans,
+                                             const CudaInput& x, const CudaOutput& y, const int32_t* offsets) const {
   std::vector<std::string> out;
   for (const Product& product : products_)
     out.push_back(fmt::format("{} x {}: {}", product.weights.N / std::max(groups_, 1), K_,
-                              cuda::explain_tensor_core(device, arguments(product, x, y, offsets))));
+                              cuda::explain_tensor_core(device, arguments(product, x, y, offsets), plans)));
+  return out;
+}
+
+std::vector<cuda::TensorCoreProduct> CudaLinear::planned(const cuda::DeviceInfo& device, const CudaInput& x,
+                                                         const CudaOutput& y, const int32_t* offsets) const {
+  std::vector<cuda::TensorCoreProduct> out;
+  for (const Product& product : products_)
+    if (const auto planned = cuda::planned_product(device, arguments(product, x, y, offsets))) out.push_back(*planned);
   return out;
 }
 

@@ -12,6 +12,7 @@
 
 #include "core/thread_pool.h"
 #include "kernels/cuda/tensor_core.h"
+#include "kernels/cuda/tensor_core_table.h"
 #include "kernels/linear.h"
 
 namespace lacuna::model::flux {
@@ -76,11 +77,15 @@ class CudaLinear {
   /// Experts: joined likewise, a group each.
   static CudaLinear grouped(CudaUploader& uploader, std::span<const kernels::WeightView> experts);
 
-  void run(const cuda::Device& device, cuda::Stream& stream, const CudaInput& x, const CudaOutput& y,
-           const int32_t* offsets = nullptr) const;
+  /// plans: measured on this device; read by the launches alone.
+  void run(const cuda::Device& device, cuda::Stream& stream, const cuda::TensorCoreTable& plans, const CudaInput& x,
+           const CudaOutput& y, const int32_t* offsets = nullptr) const;
   /// The kernels that run() takes, in words.
-  std::vector<std::string> explain(const cuda::DeviceInfo& device, const CudaInput& x, const CudaOutput& y,
-                                   const int32_t* offsets = nullptr) const;
+  std::vector<std::string> explain(const cuda::DeviceInfo& device, const cuda::TensorCoreTable& plans,
+                                   const CudaInput& x, const CudaOutput& y, const int32_t* offsets = nullptr) const;
+  /// Those of run()'s products that a plan may be measured for.
+  std::vector<cuda::TensorCoreProduct> planned(const cuda::DeviceInfo& device, const CudaInput& x, const CudaOutput& y,
+                                               const int32_t* offsets = nullptr) const;
   /// Whether a reader wants codes, or values.
   bool reads_codes() const;
   bool reads_values() const;

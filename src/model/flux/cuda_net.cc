@@ -75,6 +75,7 @@ struct CudaNet::Impl {
   Config config;
   cuda::Device& device;
   cuda::Stream stream;
+  cuda::TensorCoreTable plans;
   int64_t weight_bytes = 0;
 
   CudaLinear latents, text, modulate, last;  // modulate: shifts, scales and gates of all blocks, and the last norm's
@@ -266,6 +267,7 @@ bool shares_bytes(const io::ImageCheckpoint& checkpoint) {
 
 void CudaNet::Impl::load(const io::ImageCheckpoint& checkpoint, ThreadPool& pool, const CudaNetOptions& options) {
   device.use();
+  if (options.plans != nullptr) plans = *options.plans;
   rows = {options.images, options.text_tokens, options.image_tokens};
   const int64_t of_weights = device_bytes(checkpoint), of_step = rows.count() > 0 ? lay_out(nullptr) : 0;
   rows = {0, 0, 0};
@@ -344,13 +346,16 @@ void CudaNet::Impl::show(const CudaLinear& linear, const CudaInput& x, const int
 void CudaNet::Impl::multiply(Part part, const CudaLinear& linear, const CudaInput& x, const CudaOutput& y,
                              const int32_t* offsets_of_groups) {
   mark(part, linear.flops(x.M));
-  if (marks != nullptr)
-    for (std::string& kernel : linear.explain(device.info(), x, y, offsets_of_groups)) {
+  if (marks != nullptr) {
+    for (std::string& kernel : linear.explain(device.info(), plans, x, y, offsets_of_groups)) {
       std::vector<std::string>& all = marks->times.kernels[size_t(part)];
       if (std::ranges::find(all, kernel) == all.end()) all.push_back(std::move(kernel));
     }
+    for (const auto& product : linear.planned(device.info(), x, y, offsets_of_groups))
+      marks->times.planned.insert(product);
+  }
   if (layers != nullptr) show(linear, x, offsets_of_groups);
-  linear.run(device, stream, x, y, offsets_of_groups);
+  linear.run(device, stream, plans, x, y, offsets_of_groups);
 }
 
 CudaInput CudaNet::Impl::input(const CudaLinear& reader, const bf16* values, int64_t stride, int64_t M, int64_t first) {

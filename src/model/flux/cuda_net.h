@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,16 +15,19 @@
 #include "core/thread_pool.h"
 #include "io/image_checkpoint.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/tensor_core_table.h"
 #include "model/flux/config.h"
 #include "model/flux/net.h"
 #include "model/flux/part_times.h"
 
 namespace lacuna::model::flux {
 
-/// Milliseconds and floating-point operations of a step by part, and the kernels of its products in words, each once.
+/// Milliseconds and floating-point operations of a step by part, the kernels of its products in words, each once, and
+/// the products that plans may be measured for.
 struct CudaPartTimes {
   std::array<double, kPartNames.size()> ms = {}, flops = {};
   std::array<std::vector<std::string>, kPartNames.size()> kernels = {};
+  std::set<cuda::TensorCoreProduct> planned;
 };
 
 /// The input of a linear layer on the device, and the tensors that read it, as LinearInput has them. What is launched
@@ -41,6 +45,7 @@ struct CudaNetOptions {
   bool progress = true;  // a bar on a terminal
   /// The largest step that is to run: images, and tokens of one. Zeros: not known yet.
   int64_t images = 0, text_tokens = 0, image_tokens = 0;
+  const cuda::TensorCoreTable* plans = nullptr;  // of products, measured on this device; the net keeps a copy
 };
 
 class CudaNet {
