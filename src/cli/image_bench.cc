@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/image.h"
 #include "cli/image_case.h"
 #include "cli/image_net.h"
 #include "cli/profile.h"
+#include "core/error.h"
 #include "io/image_checkpoint.h"
 
 namespace lacuna::cli {
@@ -44,14 +46,31 @@ struct Row {
   double tflops() const { return median() > 0 ? flops / median() * 1e-9 : 0; }
 };
 
-/// The parts that took time, then the whole step.
-std::vector<Row> measure(ImageNet& net, const Config& config, const StepSize& size, const Options& options) {
+struct Measured {
+  std::vector<Row> rows;            // the parts that took time, then the whole step
+  std::optional<double> deviation;  // of a CUDA device's results (CudaNet::deviation)
+};
+
+/// Kernels differ in roundings to bf16 and E4M3, and fast sums of E4M3 keep 14 bits: on nets of random weights less
+/// than a hundredth of a token's results. A tile that is wrong is of their size.
+constexpr double kMostDeviation = 0.1;
+
+Measured measure(ImageNet& net, const Config& config, const StepSize& size, const Options& options) {
   const RandomStep inputs(config, size, options.of);
   std::vector<float> out(size_t(size.batch * size.tokens() * config.out_channels));
   std::vector<Row> parts(kPartNames.size());
   for (size_t i = 0; i < parts.size(); ++i) parts[i].part = kPartNames[i];
   Row step{"step", {}, 0, {}};
   net.predict(inputs.images, out);  // warms up
+  Measured measured;
+  if (net.cuda() != nullptr) {
+    measured.deviation = net.cuda()->deviation();
+    if (!(*measured.deviation <= kMostDeviation))
+      throw Error(
+          "{} x {} tokens: a token's results differ by {:.3f} of their size between the kernels of this card and those "
+          "of any card; they are wrong, and no time is worth measuring",
+          size.batch, size.tokens(), *measured.deviation);
+  }
   for (int run = 0; run < options.runs; ++run) {
     if (net.cuda() != nullptr) {
       step.ms.push_back(net.cuda()->time_step());
@@ -74,21 +93,22 @@ std::vector<Row> measure(ImageNet& net, const Config& config, const StepSize& si
   std::erase_if(parts, [](const Row& row) { return row.max() == 0; });
   for (const Row& row : parts) step.flops += row.flops;
   parts.push_back(std::move(step));
-  return parts;
+  measured.rows = std::move(parts);
+  return measured;
 }
 
-void report(const std::vector<Row>& rows, const StepSize& size, const Options& options, const Config& config,
+void report(const Measured& measured, const StepSize& size, const Options& options, const Config& config,
             const std::string& device, int64_t weight_bytes, const std::string& plan_source) {
   const std::string shape = options.of.synthetic.empty() ? options.of.model : options.of.synthetic;
   const std::string policy = options.of.synthetic.empty() ? "as stored" : options.policy;
-  const double whole = rows.back().median();
+  const double whole = measured.rows.back().median();
   if (!options.json)
     print(fmt::format(
         "{}, {} double and {} single blocks, {}, {} weights, {} x ({} + {}) tokens, {}\n"
         "{:<12} {:>12} {:>24} {:>7} {:>9}\n",
         printable(shape), config.n_double, config.n_single, policy, human_bytes(weight_bytes), size.batch,
         size.tokens(), options.of.text_tokens, device, "part", "median ms", "min .. max ms", "share", "TFLOP/s"));
-  for (const Row& row : rows) {
+  for (const Row& row : measured.rows) {
     if (options.json) {
       Json line = {{"bench", "image"},
                    {"shape", shape},
@@ -110,6 +130,7 @@ void report(const std::vector<Row>& rows, const StepSize& size, const Options& o
                    {"share", row.median() / whole},
                    {"tflops", row.tflops()},
                    {"weight_bytes", weight_bytes}};
+      if (measured.deviation) line["deviation"] = *measured.deviation;
       if (options.explain) line["kernels"] = row.kernels, line["profile"] = plan_source;
       print_json(line);
     } else {
@@ -146,7 +167,7 @@ Action add_image_bench(CLI::App& group) {
       "bench",
       "Time of one denoising step by part: attention, each kind of linear layer, the rest. On a model, or on random "
       "weights of a known shape. On a CUDA device times are those of a recorded step, the parts' of one in which every "
-      "part waits for the one before.");
+      "part waits for the one before; results are first compared with those of kernels that any card runs.");
   add_case(*command, options->of);
   add_case_policy(*command, options->policy);
   command->add_flag(

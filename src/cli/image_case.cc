@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
+#include <tuple>
+#include <utility>
 
 #include "core/error.h"
 #include "core/rng.h"
@@ -26,6 +29,19 @@ StepSize parse_size(const std::string& text) {
         "images",
         text, kPixelsPerToken);
   return out;
+}
+
+constexpr const char* kLayersHelp = "expected two numbers from 0 to 4096, double and single blocks, such as 2,4";
+
+/// "DOUBLE,SINGLE".
+std::optional<std::pair<int64_t, int64_t>> parse_layers(const std::string& text) {
+  const size_t comma = text.find(',');
+  if (comma == text.npos) return std::nullopt;
+  const std::string both[] = {text.substr(0, comma), text.substr(comma + 1)};
+  for (const std::string& one : both)
+    if (one.empty() || one.size() > 4 || one.find_first_not_of("0123456789") != one.npos || std::stoi(one) > 4096)
+      return std::nullopt;
+  return std::pair(int64_t{std::stoi(both[0])}, int64_t{std::stoi(both[1])});
 }
 
 std::vector<float> random_values(int64_t count, uint64_t seed) {
@@ -64,9 +80,7 @@ void add_case(CLI::App& command, CaseOptions& options) {
       command.add_option("--synthetic", options.synthetic, "random weights of one of " + names)->type_name("SHAPE");
   model->excludes(synthetic);
   command.add_option("--layers", options.layers, "only so many double and single blocks, e.g. 2,4")
-      ->delimiter(',')
-      ->expected(2)
-      ->check(integer_in(0, 4096))
+      ->check(CLI::Validator([](std::string& text) { return parse_layers(text) ? "" : kLayersHelp; }, ""))
       ->needs(synthetic)
       ->type_name("D,S");
   command
@@ -116,10 +130,7 @@ void check_case(const CaseOptions& options) {
 io::ImageCheckpoint open_case(const CaseOptions& options, const std::string& policy, ThreadPool& pool) {
   if (options.synthetic.empty()) return io::ImageCheckpoint::open(options.model);
   model::flux::Config config = model::flux::find_image_shape(options.synthetic).config;
-  if (!options.layers.empty()) {
-    config.n_double = options.layers[0];
-    config.n_single = options.layers[1];
-  }
+  if (const auto layers = parse_layers(options.layers)) std::tie(config.n_double, config.n_single) = *layers;
   model::flux::check_config(config, "--layers");
   return model::flux::random_checkpoint(options.synthetic, config, io::ImagePolicy::load(policy), options.seed, pool);
 }

@@ -23,7 +23,7 @@ struct StepSize {
 
 struct CaseOptions {
   std::string model, synthetic;
-  std::vector<int64_t> layers;  // double and single blocks; empty: as the shape says
+  std::string layers;  // double and single blocks as "D,S"; empty: as the shape says
   std::vector<std::string> sizes = {"512x512"};
   int64_t text_tokens = 512;
   uint64_t seed = 0;

@@ -114,7 +114,8 @@ void report(const Options& options, const TensorCorePlans& measured, TensorCoreC
                       {"relative_error", error},
                       {"runs", options.runs},
                       {"profile", measured.source},
-                      {"device", device.name},
+                      {"device", "cuda"},
+                      {"gpu", device.name},
                       {"driver", device.driver}});
         else
           print(fmt::format(

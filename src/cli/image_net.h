@@ -31,7 +31,7 @@ class ImageNet {
   model::flux::CudaNet* cuda() { return cuda_.get(); }
   ThreadPool& pool() { return pool_; }
   cuda::Device* device() { return device_.get(); }  // of cuda()
-  /// "cpu", or the name of the card.
+  /// Of the card; "cpu" where there is none.
   std::string device_name() const;
   /// Of a CUDA device: the profile that the plans of products come from, or why there is none.
   const std::string& plan_source() const { return plan_source_; }

@@ -75,10 +75,11 @@ int run(const Options& options, const CLI::App& command, ImageInputs::Kind kind)
                 {"batch", inputs.images()},
                 {"tokens", inputs.image_tokens()},
                 {"text_tokens", inputs.text_tokens()},
-                {"device", net.device_name()},
+                {"device", options.device},
                 {"load_s", load_s},
                 {denoises ? "denoise_s" : "step_s", run_s},
                 {"weight_bytes", checkpoint.weight_bytes()}};
+    if (net.cuda() != nullptr) row["gpu"] = net.device_name();
     if (denoises) {
       row["steps"] = options.loop.steps;
       row["noise_levels"] = inputs.noise_levels();

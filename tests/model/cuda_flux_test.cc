@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -293,6 +294,39 @@ TEST_F(CudaFlux, SaysAfterWhichBlockAValueIsNotFinite) {
   std::vector<float> out(results_of(net.config(), inputs_of(file)));
   EXPECT_THAT(message_of([&] { net.predict(inputs_of(file), out); }),
               testing::AllOf(testing::HasSubstr("single_transformer_blocks.0"), testing::HasSubstr("not finite")));
+}
+
+TEST_F(CudaFlux, KernelsOfAnyDeviceAgree) {
+  for (const char* model : {"moe", "dev"}) {
+    if (emulated() && model == std::string("dev")) continue;
+    const FloatTensors file = io::read_float_tensors(tiny(std::string(model) + ".safetensors"));
+    for (const std::string& policy : policies()) {
+      SCOPED_TRACE(fmt::format("{} {}", model, policy));
+      const ImageCheckpoint checkpoint = compressed(model, policy);
+      CudaNet net(checkpoint, pool(), device(), kQuiet);
+      EXPECT_THAT(message_of([&] { net.deviation(); }), testing::HasSubstr("no step has run"));
+      const std::vector<Inputs> images = inputs_of(file);
+      std::vector<float> before(results_of(net.config(), images)), after(before.size());
+      net.predict(images, before);
+      const double deviation = net.deviation();
+      EXPECT_LE(deviation, 0.1);
+      EXPECT_EQ(deviation > 0, device().info().major == 9 && !emulated());  // elsewhere they are the ones that ran
+      net.predict(images, after);
+      EXPECT_EQ(after, before);
+    }
+  }
+}
+
+TEST(LargestDeviation, IsOfTheWorstRow) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const std::vector<float> b = {3, 4, 0, 0, 1, 0};
+  const auto of = [&](std::vector<float> a) { return largest_deviation(a, b, 2); };
+  EXPECT_EQ(of(b), 0);
+  EXPECT_DOUBLE_EQ(of({3, 5, 0, 0, 1, 0}), 0.2);
+  EXPECT_DOUBLE_EQ(of({3, 5, 0, 0, 1, -0.5}), 0.5);
+  EXPECT_EQ(of({3, 4, 0, 1e-3f, 1, 0}), kInfinity);
+  EXPECT_EQ(of({3, 4, 0, 0, NAN, 0}), kInfinity);
+  EXPECT_EQ(largest_deviation(b, std::vector<float>{3, 4, 0, 0, INFINITY, 0}, 2), kInfinity);
 }
 
 TEST_F(CudaFlux, TimesOfAStep) {

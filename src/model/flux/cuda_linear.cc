@@ -154,10 +154,12 @@ cuda::TensorCoreArgs CudaLinear::arguments(const Product& product, const CudaInp
 }
 
 void CudaLinear::run(const cuda::Device& device, cuda::Stream& stream, const cuda::TensorCoreTable& plans,
-                     const CudaInput& x, const CudaOutput& y, const int32_t* offsets) const {
+                     const CudaInput& x, const CudaOutput& y, const int32_t* offsets,
+                     cuda::TensorCoreKernel kernel) const {
   for (const Product& product : products_) {
     cuda::TensorCoreArgs args = arguments(product, x, y, offsets);
-    args.plan = cuda::find_plan(plans, device.info(), args);
+    args.kernel = kernel;
+    if (kernel == cuda::TensorCoreKernel::best) args.plan = cuda::find_plan(plans, device.info(), args);
     cuda::launch_tensor_core(device, stream, args);
   }
 }

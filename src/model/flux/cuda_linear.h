@@ -77,9 +77,10 @@ class CudaLinear {
   /// Experts: joined likewise, a group each.
   static CudaLinear grouped(CudaUploader& uploader, std::span<const kernels::WeightView> experts);
 
-  /// plans: measured on this device; read by the launches alone.
+  /// plans: measured on this device; read by the launches alone, and by none of a kernel that is asked for.
   void run(const cuda::Device& device, cuda::Stream& stream, const cuda::TensorCoreTable& plans, const CudaInput& x,
-           const CudaOutput& y, const int32_t* offsets = nullptr) const;
+           const CudaOutput& y, const int32_t* offsets = nullptr,
+           cuda::TensorCoreKernel kernel = cuda::TensorCoreKernel::best) const;
   /// The kernels that run() takes, in words.
   std::vector<std::string> explain(const cuda::DeviceInfo& device, const cuda::TensorCoreTable& plans,
                                    const CudaInput& x, const CudaOutput& y, const int32_t* offsets = nullptr) const;

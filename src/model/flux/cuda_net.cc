@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <limits>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -53,6 +55,20 @@ struct Marks {
   std::deque<cuda::Mark> marks;
   std::vector<Part> parts;
   CudaPartTimes times;  // flops
+};
+
+/// `place` is `value` for a while.
+template <class T>
+class Borrowed {
+ public:
+  Borrowed(T& place, T value) : place_(place), before_(std::exchange(place, value)) {}
+  ~Borrowed() { place_ = before_; }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+
+ private:
+  T& place_;
+  T before_;
 };
 
 /// Sums of bytes, then memory at those places.
@@ -104,6 +120,7 @@ struct CudaNet::Impl {
 
   Marks* marks = nullptr;
   const CudaInputObserver* layers = nullptr;  // of the step that runs
+  bool portable = false;                      // kernels that every device runs
 
   Impl(const Config& of, cuda::Device& on) : config(of), device(on), stream(on) {}
 
@@ -355,7 +372,8 @@ void CudaNet::Impl::multiply(Part part, const CudaLinear& linear, const CudaInpu
       marks->times.planned.insert(product);
   }
   if (layers != nullptr) show(linear, x, offsets_of_groups);
-  linear.run(device, stream, plans, x, y, offsets_of_groups);
+  linear.run(device, stream, plans, x, y, offsets_of_groups,
+             portable ? cuda::TensorCoreKernel::mma : cuda::TensorCoreKernel::best);
 }
 
 CudaInput CudaNet::Impl::input(const CudaLinear& reader, const bf16* values, int64_t stride, int64_t M, int64_t first) {
@@ -433,6 +451,7 @@ void CudaNet::Impl::attend(const bf16* q, const bf16* k, const bf16* v, bf16* ou
   }
   args.scale = float(1 / std::sqrt(double(config.head_dim)));
   args.out = out, args.out_stride = out_stride;
+  if (portable) args.kernel = cuda::JointAttentionKernel::mma;
   cuda::launch_joint_attention(device, stream, args);
 }
 
@@ -757,13 +776,8 @@ void CudaNet::predict(std::span<const Inputs> images, std::span<float> out, cons
       use(embeds ? "x_embedder" : name, all.subspan(text));
     });
   };
-  struct Showing {
-    Impl& net;
-    ~Showing() { net.layers = nullptr; }
-  };
   if (observer != nullptr || layers != nullptr) {
-    const Showing showing{net};
-    net.layers = layers;
+    const Borrowed<const CudaInputObserver*> with(net.layers, layers);
     observer != nullptr ? by_blocks(*observer) : net.launch({});
   } else {
     if (!net.graph) net.graph.emplace(net.stream, [&] { net.launch({}); });
@@ -774,6 +788,38 @@ void CudaNet::predict(std::span<const Inputs> images, std::span<float> out, cons
   if (layout::find_non_finite(out) < 0) return;
   by_blocks([](std::string_view name, std::span<const float> values) { check_finite(values, name); });
   check_finite(out, "proj_out");
+}
+
+double largest_deviation(std::span<const float> a, std::span<const float> b, int64_t width) {
+  double out = 0;
+  for (size_t row = 0; row < b.size(); row += size_t(width)) {
+    double difference = 0, size = 0;
+    for (size_t i = row; i < row + size_t(width); ++i) {
+      difference += (double(a[i]) - b[i]) * (double(a[i]) - b[i]);
+      size += double(b[i]) * b[i];
+    }
+    const double deviation = difference == 0 ? 0 : std::sqrt(difference / size);
+    out = std::max(out, std::isnan(deviation) ? std::numeric_limits<double>::infinity() : deviation);
+  }
+  return out;
+}
+
+double CudaNet::deviation() {
+  Impl& net = *impl_;
+  net.device.use();
+  if (!net.graph) throw Error("no step has run that could be compared");
+  const int64_t width = net.config.out_channels;
+  std::vector<float> fast(size_t(net.image_rows() * width)), portable = fast;
+  const auto results = [&](std::span<float> to) {
+    net.stream.synchronize();
+    net.memory.download(std::as_writable_bytes(to), reinterpret_cast<std::byte*>(net.result_out) - net.memory.data());
+  };
+  net.graph->launch(net.stream);
+  results(fast);
+  const Borrowed<bool> with(net.portable, true);
+  net.launch({});
+  results(portable);
+  return largest_deviation(fast, portable, width);
 }
 
 double CudaNet::time_step() {
@@ -791,18 +837,14 @@ CudaPartTimes CudaNet::time_parts() {
   net.device.use();
   if (net.rows.count() == 0) throw Error("no step has run that could be timed");
   Marks marks;
-  net.marks = &marks;
   std::optional<cuda::Graph> marked;
-  try {
+  {
+    const Borrowed<Marks*> with(net.marks, &marks);
     marked.emplace(net.stream, [&] {
       net.launch({});
       marks.marks.emplace_back().record(net.stream);
     });
-  } catch (...) {
-    net.marks = nullptr;
-    throw;
   }
-  net.marks = nullptr;
   marked->launch(net.stream);
   net.stream.synchronize();
   for (size_t i = 0; i < marks.parts.size(); ++i)

@@ -48,6 +48,10 @@ struct CudaNetOptions {
   const cuda::TensorCoreTable* plans = nullptr;  // of products, measured on this device; the net keeps a copy
 };
 
+/// The largest ||a - b|| / ||b|| of a row; infinity where a row of b is zero and that of a is not, or a value is not
+/// finite. a, b: [rows][width].
+double largest_deviation(std::span<const float> a, std::span<const float> b, int64_t width);
+
 class CudaNet {
  public:
   /// Prepares and uploads every weight, one after the other; the pool prepares, the device outlives the net. Throws
@@ -70,6 +74,9 @@ class CudaNet {
   void predict(std::span<const Inputs> images, std::span<float> out, const Observer* observer = nullptr,
                const CudaInputObserver* layers = nullptr);
 
+  /// largest_deviation of the last predict()'s step from the same step by kernels that every device runs: other
+  /// instructions, tiles and orders of sums. 0 where the device has no others.
+  double deviation();
   /// Milliseconds on the device of the last predict()'s step run again: the whole from a graph without marks, the parts
   /// from one with a mark where the part changes.
   double time_step();
