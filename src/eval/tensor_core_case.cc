@@ -162,7 +162,7 @@ double TensorCoreCase::error(const cuda::TensorCoreArgs& args) {
 }
 
 cuda::Graph TensorCoreCase::record(const cuda::TensorCoreArgs& args, int64_t launches) {
-  return {stream_, [&] {
+  return {stream_, [this, args, launches] {
             for (int64_t i = 0; i < launches; ++i) launch(args, i);
           }};
 }

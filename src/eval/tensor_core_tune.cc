@@ -76,8 +76,8 @@ ProductTimes tune_tensor_core(TensorCoreCase& of, cuda::Accumulate accumulate, c
   args.plan = &out.plans.front().plan;
   cuda::Graph first = of.record(args, kLeast);
   of.time(first);
-  const auto launches =
-      std::clamp(int64_t(std::ceil(double(kLeast) * options.graph_ms / of.time(first))), kLeast, kMost);
+  const double ms = std::max(of.time(first), 1e-3);
+  const auto launches = std::clamp(int64_t(std::ceil(double(kLeast) * options.graph_ms / ms)), kLeast, kMost);
   std::vector<cuda::Graph> graphs;
   for (const PlanTimes& times : out.plans) {
     args.plan = &times.plan;
