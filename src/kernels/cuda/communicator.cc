@@ -176,7 +176,7 @@ class PeerCommunicator final : public Communicator {
   }
   // No memory goes while another device may write to it.
   ~PeerCommunicator() override {
-    abort();
+    stop_.raise();
     for (const Member& member : members_) {
       try {
         member.device->use();

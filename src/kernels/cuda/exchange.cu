@@ -12,7 +12,7 @@ namespace {
 static_assert(kExchangeThreads >= kExchangeBlocks);  // keep_number()
 
 // A block waits for nothing but the same block of the others, which sends before it waits. All blocks are resident at
-// once: 11 multiprocessors hold them.
+// once: a multiprocessor holds four at least, 16 all of them.
 __global__ void __launch_bounds__(kExchangeThreads) exchange(const __grid_constant__ ExchangeArgs a) {
   launch_dependents();
   wait_for_predecessors();

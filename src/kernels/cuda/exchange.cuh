@@ -15,7 +15,8 @@ inline constexpr int kUnitsAtOnce = 4;
 /// Looks at what has not come between two at the flag, which is in the host's memory: some tenths of a millisecond.
 inline constexpr unsigned kLooks = 512;
 
-LACUNA_HOST_DEVICE constexpr int64_t units_of(int64_t count) { return (count + 1) / 2; }
+/// count: at most kMostExchanged.
+LACUNA_HOST_DEVICE constexpr int units_of(int64_t count) { return int(count + 1) / 2; }
 
 /// Numbers alternate between odd and even; 0 is that of a word that nobody has written, or that was read.
 __device__ __forceinline__ uint32_t next_number(uint32_t number) { return number == 0xffffffffu ? 2 : number + 1; }
@@ -25,7 +26,7 @@ __device__ __forceinline__ uint32_t next_number(uint32_t number) { return number
 /// to a place in which something of n is still to be read.
 __device__ __forceinline__ ulonglong2* place_of(const ExchangeArgs& a, int receiver, int sender, uint32_t number) {
   return reinterpret_cast<ulonglong2*>(a.staging[receiver]) +
-         (int64_t(number & 1) * a.members + sender) * units_of(kMostExchanged);
+         (int(number & 1) * a.members + sender) * units_of(kMostExchanged);
 }
 
 __device__ __forceinline__ unsigned long long word_of(float v, uint32_t number) {
@@ -35,30 +36,31 @@ __device__ __forceinline__ unsigned long long word_of(float v, uint32_t number) 
 /// Writes this member's entry to all others.
 __device__ __forceinline__ void send_entry(const ExchangeArgs& a, uint32_t number) {
   const float* const from = a.data + a.self * a.stride;
-  const int64_t units = units_of(a.count), step = int64_t(gridDim.x) * blockDim.x;
-  for (int64_t first = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; first < units; first += kUnitsAtOnce * step) {
+  const int count = int(a.count), units = units_of(count), step = int(gridDim.x * blockDim.x);
+  for (int first = int(blockIdx.x * blockDim.x + threadIdx.x); first < units; first += kUnitsAtOnce * step) {
     ulonglong2 unit[kUnitsAtOnce];
 #pragma unroll
     for (int i = 0; i < kUnitsAtOnce; ++i) {
-      const int64_t k = 2 * (first + i * step);
-      unit[i].x = word_of(k < a.count ? __ldcg(from + k) : 0.0f, number);
-      unit[i].y = word_of(k + 1 < a.count ? __ldcg(from + k + 1) : 0.0f, number);
+      const int k = 2 * (first + i * step);
+      unit[i].x = word_of(k < count ? __ldcg(from + k) : 0.0f, number);
+      unit[i].y = word_of(k + 1 < count ? __ldcg(from + k + 1) : 0.0f, number);
     }
-    for (int next = 1; next < a.members; ++next) {  // each begins with another receiver
-      const int receiver = (a.self + next) % a.members;
-      ulonglong2* const to = place_of(a, receiver, a.self, number);
+#pragma unroll 1
+    for (int next = 1, receiver = a.self; next < a.members; ++next) {  // each begins with the member after it
+      if (++receiver == a.members) receiver = 0;
+      ulonglong2* const to = place_of(a, receiver, a.self, number) + first;
 #pragma unroll
       for (int i = 0; i < kUnitsAtOnce; ++i)
-        if (first + i * step < units) store_words(to + first + i * step, unit[i]);
+        if (first + i * step < units) store_words(to + i * step, unit[i]);
     }
   }
 }
 
-/// Waits for the entries of all others, and clears where they came.
+/// Waits for the entries of all others, in the order in which they send to this one, and clears where they came.
 __device__ __forceinline__ void receive_entries(const ExchangeArgs& a, uint32_t number) {
-  const int64_t units = units_of(a.count), step = int64_t(gridDim.x) * blockDim.x;
-  int64_t k = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
-  int before = 1;  // the sender is so many members before this one
+  const int count = int(a.count), units = units_of(count), step = int(gridDim.x * blockDim.x);
+  const int last = a.self == 0 ? a.members - 1 : a.self - 1;  // sends to this one first
+  int sender = last, k = int(blockIdx.x * blockDim.x + threadIdx.x);
   unsigned looks = 0;
   while (k < units) {
     ulonglong2* at[kUnitsAtOnce];
@@ -68,11 +70,11 @@ __device__ __forceinline__ void receive_entries(const ExchangeArgs& a, uint32_t 
     for (int i = 0; i < kUnitsAtOnce; ++i) {
       at[i] = nullptr;
       if (k >= units) continue;
-      const int sender = (a.self + a.members - before) % a.members;
       at[i] = place_of(a, a.self, sender, number) + k;
       to[i] = a.data + sender * a.stride + 2 * k;
-      whole[i] = 2 * k + 1 < a.count;
-      if (++before == a.members) before = 1, k += step;
+      whole[i] = 2 * k + 1 < count;
+      sender = sender == 0 ? a.members - 1 : sender - 1;
+      if (sender == a.self) sender = last, k += step;
     }
     ulonglong2 unit[kUnitsAtOnce];
     for (bool come = false; !come;) {
