@@ -33,7 +33,7 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kLongest{15};
+constexpr std::chrono::seconds kLongest{10};
 
 /// Ends the exchanges, and fails the test, unless it is gone in time.
 class Watchdog {

@@ -7,8 +7,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstdint>
+#include <future>
 #include <vector>
 
 #include "core/rng.h"
@@ -61,6 +64,12 @@ class Members {
       __syncthreads();
       keep_number(a, number);
     });
+  }
+  /// A word of the first unit that member 0 sent to member 1 in the first exchange has not come yet.
+  void take_back(bool second) {
+    ulonglong2& unit = staging_[1][size_t(count() * units_of(kMostExchanged))];
+    ASSERT_EQ(unit.x >> 32, 1u);
+    (second ? unit.y : unit.x) = 0;
   }
   const std::vector<uint32_t>& expected() const { return expected_; }
   void expect_all(int m) const { expect(m, expected_); }
@@ -171,6 +180,65 @@ TEST(Exchange, WhatNeverComesChangesNothing) {
   members.expect_only_own(0);
   members.receive(1);
   members.expect_all(1);
+}
+
+TEST(Exchange, BothWordsOfAUnitMustHaveCome) {
+  Rng rng(6);
+  for (const bool second : {false, true}) {
+    Members members(2);
+    members.fill(2, 0, rng);
+    members.send(0);
+    members.take_back(second);
+    members.receive(1);
+    members.expect_only_own(1);
+  }
+}
+
+// The kernel, each member in a thread of its own.
+TEST(Exchange, MembersThatRunAtTheSameTime) {
+  constexpr int kMembers = 3, kRounds = 200;
+  constexpr int64_t kEntries[] = {700, 1, 513, 1100};
+  std::vector<std::vector<ulonglong2>> staging(kMembers);
+  for (auto& of : staging) of.resize(size_t(staging_bytes(kMembers)) / sizeof(ulonglong2));
+  uint32_t stop = 0;
+  const auto value = [](int m, int round, int64_t k) { return float(m + kMembers * ((round * 1100 + k) % 4000000)); };
+  const auto count_wrong = [&](int m) {
+    std::vector<uint32_t> numbers(kExchangeBlocks);
+    int64_t wrong = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      const int64_t entry = kEntries[round % 4];
+      std::vector<float> data(size_t(kMembers * entry), -1);
+      for (int64_t k = 0; k < entry; ++k) data[size_t(m * entry + k)] = value(m, round, k);
+      ExchangeArgs a;
+      a.data = data.data();
+      a.stride = a.count = entry;
+      a.members = kMembers, a.self = m;
+      for (int other = 0; other < kMembers; ++other)
+        a.staging[other] = reinterpret_cast<std::byte*>(staging[size_t(other)].data());
+      a.numbers = numbers.data();
+      a.stop = &stop;
+      const int blocks = (units_of(entry) + kExchangeThreads - 1) / kExchangeThreads;
+      simt::launch(dim3(unsigned(blocks)), kExchangeThreads, 0, [&] {
+        const uint32_t number = read_number(a);
+        send_entry(a, number);
+        receive_entries(a, number);
+        __syncthreads();
+        keep_number(a, number);
+      });
+      for (int64_t at = 0; at < kMembers * entry; ++at)
+        wrong += data[size_t(at)] != value(int(at / entry), round, at % entry);
+    }
+    return wrong;
+  };
+  std::vector<std::future<int64_t>> running;
+  for (int m = 0; m < kMembers; ++m) running.push_back(std::async(std::launch::async, count_wrong, m));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  for (auto& member : running)
+    if (member.wait_until(end) != std::future_status::ready) {
+      std::atomic_ref(stop).store(1);
+      ADD_FAILURE() << "members wait for each other";
+    }
+  for (auto& member : running) EXPECT_EQ(member.get(), 0);
 }
 
 }  // namespace

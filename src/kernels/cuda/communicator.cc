@@ -232,12 +232,17 @@ class PeerCommunicator final : public Communicator {
       values.back().upload(std::as_bytes(std::span(&mine, 1)), int64_t(d * sizeof(float)));
       data.push_back(values.back().as<float>());
     }
-    gather(data, 1);
+    try {
+      gather(data, 1);
+    } catch (...) {
+      abort();  // the buffers wait for what has begun
+      throw;
+    }
     const auto begin = std::chrono::steady_clock::now();
     while (!all_idle(members_) && std::chrono::steady_clock::now() - begin < kPatience) {
     }
     const bool ended = all_idle(members_);
-    if (!ended) abort();  // the buffers wait for it when they go
+    if (!ended) abort();
     for (size_t d = 0; d < members_.size(); ++d) {
       if (ended) values[d].download(std::as_writable_bytes(std::span(found)));
       if (!ended || found != expected)
@@ -294,7 +299,7 @@ std::unique_ptr<Communicator> make_communicator(std::span<const Communicator::Me
   }
   if (wanted == "nccl") return std::make_unique<NcclCommunicator>(*nccl, members);
   if (const std::string why = obstacle(members); !why.empty()) {
-    if (wanted == "peer") throw Error("LACUNA_EXCHANGE=peer: {}; set it to nccl", why);
+    if (wanted == "peer") throw Error("LACUNA_EXCHANGE=peer: {}; leave it out", why);
     return std::make_unique<NcclCommunicator>(*nccl, members);
   }
   auto peers = std::make_unique<PeerCommunicator>(members, nccl);
