@@ -69,13 +69,19 @@ run "GPU tests of the image net" "$folder/model_test" '--gtest_filter=CudaFlux*'
 run "GPU tests of products of the image net" "$folder/eval_test" '--gtest_filter=CudaTensorCoreCase*'
 run "GPU tests of the image net's statistics" "$folder/calibrate_test" '--gtest_filter=CudaImageStatistics*'
 run "GPU tests of image commands" env LACUNA_PROGRAM="$(realpath "$folder/lacuna")" "$folder/cli_test" '--gtest_filter=ImageCuda*:ImageCalibrateCuda*'
-# Tensor parallelism: needs NCCL (libnccl.so.2 of the Python package nvidia-nccl-cu13), from the folder LACUNA_NCCL or from Python.
+# Tensor parallelism through peer memory and through NCCL (libnccl.so.2 of the Python package nvidia-nccl-cu13), from the folder LACUNA_NCCL or from Python.
 if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then
   if [ -z "${LACUNA_NCCL:-}" ]; then
     LACUNA_NCCL=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0] + "/lib")' 2>/dev/null || true)
     export LACUNA_NCCL
   fi
-  run "tests of two devices" "$folder/model_test" '--gtest_filter=TwoDevices*'
+  run "exchanges through peer memory" timeout 300 "$tests" '--gtest_filter=PeerExchange*'
+  run "tests of two devices through peer memory" "$folder/model_test" '--gtest_filter=*TwoDevices*/peer'
+  if [ -n "$LACUNA_NCCL" ]; then
+    run "tests of two devices through NCCL" "$folder/model_test" '--gtest_filter=*TwoDevices*/nccl'
+  else
+    printf 'SKIPPED: two devices through NCCL, which Python does not have and LACUNA_NCCL does not name\n'
+  fi
 else
   printf 'SKIPPED: tests of two devices, this machine has one\n'
 fi

@@ -83,7 +83,8 @@ void add_gpu(CLI::App& command, GpuFlags& flags) {
       .add_option(
           "--gpus", flags.count,
           "split every layer over N devices of one kind, from --gpu on: heads and feed-forward values are shared "
-          "out, two exchanges a layer (tensor parallelism; needs NCCL)")
+          "out, two exchanges a layer (tensor parallelism; needs NCCL where the devices do not reach each other's "
+          "memory)")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str()
       ->type_name("N")

@@ -16,6 +16,7 @@
 
 #include "core/error.h"
 #include "host_device/nccl/nccl.h"
+#include "host_device/peers.h"
 #include "host_device/tape.h"
 #include "loaded_model.h"
 #include "model/cuda_decoder.h"
@@ -144,7 +145,10 @@ class HostDecoder : public testing::Test {
         work();
     };
   }
-  void TearDown() override { ::unsetenv("LACUNA_NCCL"); }
+  void TearDown() override {
+    ::unsetenv("LACUNA_NCCL");
+    test::peers() = {};
+  }
 
   std::unique_ptr<CudaDecoder> load(test::LoadedModel& model, int64_t devices, int64_t shards,
                                     bool deterministic = false) {
@@ -187,6 +191,17 @@ TEST_F(HostDecoder, ShardsGiveTheLogitsOfTheWhole) {
       }
     }
   }
+}
+
+TEST_F(HostDecoder, PeersGiveTheSameBits) {
+  const Small small(Id::zz8, false);
+  const auto one = load(*small.model, 1, 2);
+  test::peers().reach = true;
+  const auto two = load(*small.model, 2, 2);
+  EXPECT_TRUE(same_bits(all_logits(*two), all_logits(*one)));
+  EXPECT_THAT(two->explain(), HasSubstr("2 shards, 2 devices, peer memory and NCCL 2.28.3"));
+  EXPECT_GT(test::peers().launches, 0);
+  EXPECT_EQ(fake_->alive, 0);  // nothing here is large
 }
 
 TEST_F(HostDecoder, ShardsFollowAndSampleTheSameTokens) {

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "core/error.h"
+#include "host_device/peers.h"
 #include "host_device/tape.h"
+#include "kernels/cuda/exchange.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemv.h"
 #include "kernels/cuda/groups.h"
@@ -209,6 +211,30 @@ void Stopwatch::start(Stream&) {}
 double Stopwatch::stop_ms(Stream&) { return 1; }
 double measure_read_gb_s(Device&, Stream&, const Buffer&) { return 1; }
 double measure_read_gb_s(Device&) { return 1; }
+
+bool reaches(const Device& device, const Device& peer) {
+  return test::peers().reach && device.info().index != peer.info().index;
+}
+void prepare_exchange(const Device&, std::span<const Device* const> all) { test::peers().prepared += int(all.size()); }
+StopFlag::StopFlag() : word_(new uint32_t(0)) {}
+StopFlag::~StopFlag() { delete word_; }
+void StopFlag::raise() noexcept { *word_ = 1; }
+// The last member's launch does the work of all.
+void launch_exchange(const Device&, Stream&, const ExchangeArgs& args) {
+  static std::vector<ExchangeArgs> all;
+  ++test::peers().launches;
+  if (args.self != int(all.size()) || args.count > kMostExchanged) throw Error("an exchange out of order");
+  all.push_back(args);
+  if (int(all.size()) < args.members) return;
+  const auto members = std::exchange(all, {});
+  if (!test::peers().see) return;
+  enqueue([members] {
+    for (const ExchangeArgs& from : members)
+      for (const ExchangeArgs& to : members)
+        if (from.self != to.self)
+          std::copy_n(from.data + from.self * from.stride, from.count, to.data + from.self * to.stride);
+  });
+}
 
 GemvPlan default_plan(const DeviceInfo&, const layout::Layout&, const Columns&, Inputs) { return {}; }
 std::span<const GemvPlan> kernel_plans(const layout::Layout&) { return {}; }

@@ -31,5 +31,13 @@ TEST(Communicator, SeveralDevicesWithoutNcclSayWhatToInstall) {
   ::unsetenv("LACUNA_NCCL");
 }
 
+TEST(Communicator, AnUnknownExchangeIsAnError) {
+  ASSERT_EQ(::setenv("LACUNA_EXCHANGE", "mpi", 1), 0);
+  const std::array<Communicator::Member, 2> members = {};
+  EXPECT_THAT([&] { make_communicator(members); },
+              ThrowsMessage<Error>(HasSubstr("LACUNA_EXCHANGE is 'mpi'; it can be peer or nccl")));
+  ::unsetenv("LACUNA_EXCHANGE");
+}
+
 }  // namespace
 }  // namespace lacuna::cuda

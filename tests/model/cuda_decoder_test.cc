@@ -8,18 +8,21 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
 #include "io/gguf_writer.h"
 #include "io/quantize.h"
+#include "kernels/cuda/exchange.h"
 #include "kernels/cuda_support.h"
 #include "model/decoder.h"
 #include "model/support.h"
@@ -1036,7 +1039,8 @@ TEST_F(CudaDecoderTest, ShardsThatCannotBeAreRefused) {
 }
 
 /// Skips where the machine has one device.
-class TwoDevices : public test::CudaTest {
+/// The parameter: what LACUNA_EXCHANGE asks for.
+class TwoDevices : public test::CudaTest, public testing::WithParamInterface<const char*> {
  protected:
   void SetUp() override {
     test::CudaTest::SetUp();
@@ -1046,7 +1050,12 @@ class TwoDevices : public test::CudaTest {
     } catch (const Error& error) {
       GTEST_SKIP() << "SKIPPED: " << error.what();
     }
+    if (through_peers() && !(cuda::reaches(device(), *second_) && cuda::reaches(*second_, device())))
+      GTEST_SKIP() << "SKIPPED: the devices do not reach each other's memory";
+    ::setenv("LACUNA_EXCHANGE", GetParam(), 1);
   }
+  void TearDown() override { ::unsetenv("LACUNA_EXCHANGE"); }
+  static bool through_peers() { return std::string_view(GetParam()) == "peer"; }
   std::unique_ptr<CudaDecoder> load(Model& model, int64_t devices, const CudaDecoderOptions& options) {
     cuda::Device* const both[] = {&device(), second_.get()};
     return CudaDecoder::load(model.checkpoint, model.pool, std::span(both).first(size_t(devices)), options);
@@ -1057,7 +1066,7 @@ class TwoDevices : public test::CudaTest {
 };
 
 // What is exchanged is added up in the shards' order, and in a fixed order all else is the same launches.
-TEST_F(TwoDevices, GiveTheBitsOfTheSameShardsOnOne) {
+TEST_P(TwoDevices, GiveTheBitsOfTheSameShardsOnOne) {
   for (const SplitCase& c : kSplitCases) {
     const Splittable small(c.id, true, {.group_size = c.group_size});
     Model& model = *small.model;
@@ -1068,13 +1077,14 @@ TEST_F(TwoDevices, GiveTheBitsOfTheSameShardsOnOne) {
       const auto expected = all_logits(*one);
       for (int round = 0; round < 3; ++round) EXPECT_TRUE(same_bits(all_logits(*two), expected));
       EXPECT_EQ(followed(*two), followed(*one));
-      EXPECT_THAT(two->explain(), HasSubstr(fmt::format("{} shards, 2 devices, NCCL 2.", shards)));
+      EXPECT_THAT(two->explain(), HasSubstr(fmt::format("{} shards, 2 devices, {}", shards,
+                                                        through_peers() ? "peer memory" : "NCCL 2.")));
       EXPECT_EQ(two->weight_bytes(), one->weight_bytes());
     }
   }
 }
 
-TEST_F(TwoDevices, GiveTheLogitsOfOneInAnyOrder) {
+TEST_P(TwoDevices, GiveTheLogitsOfOneInAnyOrder) {
   for (const SplitCase& c : kSplitCases) {
     SCOPED_TRACE(layout::get(c.id).name);
     const Splittable small(c.id, false, {.group_size = c.group_size});
@@ -1084,7 +1094,7 @@ TEST_F(TwoDevices, GiveTheLogitsOfOneInAnyOrder) {
   }
 }
 
-TEST_F(TwoDevices, CountTimeAndSample) {
+TEST_P(TwoDevices, CountTimeAndSample) {
   const Splittable small(layout::Id::zz4_k);
   Model& model = *small.model;
   const auto one = load(model, 1, split_options(2, true)), two = load(model, 2, split_options(2, true));
@@ -1113,6 +1123,9 @@ TEST_F(TwoDevices, CountTimeAndSample) {
   }
   EXPECT_EQ(tokens[0], tokens[1]);
 }
+
+INSTANTIATE_TEST_SUITE_P(Exchanges, TwoDevices, testing::Values("peer", "nccl"),
+                         [](const auto& of) { return std::string(of.param); });
 
 TEST_F(CudaDecoderTest, ErrorsSayWhatDoesNotRun) {
   Model opt(test::fixture("hf/opt"));

@@ -1,6 +1,7 @@
 #include "simt.h"
 
 #include <memory>
+#include <thread>
 
 #include "core/error.h"
 
@@ -25,12 +26,12 @@ struct Fiber {
 
 /// The stack of each thread of a block; they are kept, since making them takes longer than most blocks run.
 std::byte* stack_of(unsigned thread) {
-  static std::vector<std::unique_ptr<std::byte[]>> stacks;
+  static thread_local std::vector<std::unique_ptr<std::byte[]>> stacks;
   while (stacks.size() <= thread) stacks.push_back(std::make_unique_for_overwrite<std::byte[]>(kStack));
   return stacks[thread].get();
 }
 
-/// The block that runs.
+/// The block that runs in this thread of the host.
 struct Block {
   dim3 blocks, threads, index;
   std::vector<Fiber> fibers;
@@ -42,7 +43,7 @@ struct Block {
   ucontext_t scheduler;
   const std::function<void()>* kernel = nullptr;
 };
-Block* block = nullptr;
+thread_local Block* block = nullptr;
 alignas(128) std::byte shared_memory[kMostShared];
 
 void yield() {
@@ -87,6 +88,13 @@ std::byte* warp_memory() { return block->warp_memory.data() + size_t{block->curr
 void sync_block() { wait(block->all, block->threads.x); }
 void sync_warp() { wait(block->warps[block->current / 32], 32); }
 void sync_named(unsigned id, unsigned threads) { wait(block->named[id], threads); }
+
+void wait_for_another_launch() {
+  static thread_local unsigned calls = 0;
+  if (++calls % 256 == 0) std::this_thread::yield();
+  block->moved = true;
+  yield();
+}
 
 bool& recording() {
   static bool value = false;

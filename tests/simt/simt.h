@@ -46,12 +46,15 @@ dim3 grid_size();
 /// The block's dynamic shared memory.
 std::byte* dynamic_shared();
 
-/// Runs `kernel` for every thread of every block. Throws Error where threads wait for each other for ever, and for more
+/// Runs `kernel` for every thread of every block. Kernels without shared memory may run in several threads of the host
+/// at the same time. Throws Error where threads wait for each other for ever, and for more
 /// shared memory than a card has.
 void launch(dim3 blocks, unsigned threads, int64_t shared, const std::function<void()>& kernel);
 /// While it is true, launches are not done.
 bool& recording();
 
+/// Lets the other threads of the block run, and now and then those of the host.
+void wait_for_another_launch();
 void sync_block();
 void sync_warp();
 /// A barrier of `threads` threads.

@@ -4,6 +4,7 @@
 #include "kernels/cuda/baselines.h"
 #include "kernels/cuda/column_statistics.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/exchange.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemv.h"
 #include "kernels/cuda/groups.h"
@@ -59,6 +60,12 @@ double measure_read_gb_s(Device&) { refuse(); }
 void collect_active(const Device&, Stream&, const float*, int64_t, const float*, float, int32_t*, int32_t*) {
   refuse();
 }
+bool reaches(const Device&, const Device&) { refuse(); }
+void prepare_exchange(const Device&, std::span<const Device* const>) { refuse(); }
+StopFlag::StopFlag() { refuse(); }
+StopFlag::~StopFlag() {}
+void StopFlag::raise() noexcept {}
+void launch_exchange(const Device&, Stream&, const ExchangeArgs&) { refuse(); }
 GemvPlan default_plan(const DeviceInfo&, const layout::Layout&, const Columns&, Inputs) { refuse(); }
 std::span<const GemvPlan> kernel_plans(const layout::Layout&) { refuse(); }
 void launch_gemv(const Device&, Stream&, const layout::Layout&, const GemvPlan&, const GemvArgs&) { refuse(); }
