@@ -6,8 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 usage() {
   cat <<'TXT'
 usage: scripts/gpu_test.sh [--tests PROGRAM] [--sanitize]
-  --tests PROGRAM   run this kernels_test, and model_test, eval_test, cli_test and lacuna beside it, instead of building them; solver_test and compress_test
-                    too where they are there and were made with a PyTorch for CUDA
+  --tests PROGRAM   run this kernels_test, and model_test, calibrate_test, eval_test, cli_test and lacuna beside it, instead of building them; solver_test and
+                    compress_test too where they are there and were made with a PyTorch for CUDA
   --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), about ten minutes, most of them the
                     decoder's racecheck, whose tests run side by side
 TXT
@@ -26,7 +26,7 @@ if [ -z "$tests" ]; then
   torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__) if torch.version.cuda else "")' 2>/dev/null || true)
   compressor=()
   [ -z "$torch" ] || compressor=(lacuna-compress solver_test compress_test)
-  scripts/build.sh --cuda ${torch:+--torch "$torch"} lacuna kernels_test model_test eval_test cli_test ${compressor[@]+"${compressor[@]}"}
+  scripts/build.sh --cuda ${torch:+--torch "$torch"} lacuna kernels_test model_test calibrate_test eval_test cli_test ${compressor[@]+"${compressor[@]}"}
   tests=build/release/kernels_test
 fi
 folder=$(dirname "$tests")
@@ -65,6 +65,7 @@ racecheck_decoder() {
 
 run "GPU tests" "$tests" '--gtest_filter=*Cuda*'
 run "GPU tests of the decoder" "$folder/model_test" '--gtest_filter=CudaDecoder*'
+run "GPU tests of calibration" "$folder/calibrate_test" '--gtest_filter=CudaCalibrate.*'
 run "GPU tests of the image net" "$folder/model_test" '--gtest_filter=CudaFlux*'
 run "GPU tests of image commands" env LACUNA_PROGRAM="$(realpath "$folder/lacuna")" "$folder/cli_test" '--gtest_filter=ImageCuda*'
 # Tensor parallelism: needs NCCL (libnccl.so.2 of the Python package nvidia-nccl-cu13), from the folder LACUNA_NCCL or from Python.
@@ -115,8 +116,8 @@ if ! grep -q '^\[       OK \]' "$log"; then
 fi
 if [ "$sanitize" -eq 1 ]; then
   run memcheck compute-sanitizer --error-exitcode 1 --tool memcheck "$tests" \
-    '--gtest_filter=*CudaGemv.EveryActiveCount/zz4_k:*CudaGemv.EveryActiveCount/zz6_k:*CudaGemv.Siblings*:*CudaGemv.Large*:*CudaGemv.NonFinite*:*CudaGemv.Equal*:*CudaGemv.Norms*:*CudaGemv.TakesTheGate*:*CudaBaselines*:CudaCollectActive.*:CudaGemmRange.*:*CudaGemm.Slices*:CudaOps.TopK:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroupedRows.*'
-  run racecheck compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" '--gtest_filter=*CudaGemv.Large*:*CudaGemv.Equal*:*CudaBaselines*:CudaCollectActive.Nine*:*CudaGemm.Slices*:CudaOps.TopK:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroupedRows.*'
+    '--gtest_filter=*CudaGemv.EveryActiveCount/zz4_k:*CudaGemv.EveryActiveCount/zz6_k:*CudaGemv.Siblings*:*CudaGemv.Large*:*CudaGemv.NonFinite*:*CudaGemv.Equal*:*CudaGemv.Norms*:*CudaGemv.TakesTheGate*:*CudaBaselines*:CudaCollectActive.*:CudaGemmRange.*:*CudaGemm.Slices*:CudaOps.TopK:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroupedRows.*:CudaCalibration.*'
+  run racecheck compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" '--gtest_filter=*CudaGemv.Large*:*CudaGemv.Equal*:*CudaBaselines*:CudaCollectActive.Nine*:*CudaGemm.Slices*:CudaOps.TopK:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroupedRows.*:CudaCalibration.Mask*:CudaCalibration.Distances*'
   [ "$compressor_runs" -eq 0 ] ||
     run "memcheck of the solvers" compute-sanitizer --error-exitcode 1 --kernel-name kernel_substring=fix "$folder/solver_test" '--gtest_filter=*Cuda*'
   run "memcheck of the decoder" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/model_test" '--gtest_filter=CudaDecoder*:-*AThousand*:*Tuned*'
@@ -126,5 +127,6 @@ if [ "$sanitize" -eq 1 ]; then
   # Without wgmma, whose products order what racecheck reports (docs/image.md).
   run "racecheck of image kernels" compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" \
     '--gtest_filter=CudaTensorCore.Few*:CudaImageOps.Mod*:CudaImageOps.Gat*:CudaImageOps.Heads*:CudaImageOps.Exp*:CudaQuantizeTokens.*'
+  run "memcheck of calibration" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/calibrate_test" '--gtest_filter=CudaCalibrate.Thresh*'
   run "memcheck of the image net" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/model_test" '--gtest_filter=CudaFlux.*'
 fi
