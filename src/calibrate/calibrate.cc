@@ -176,8 +176,7 @@ Calibration calibrate(Subject& subject, const io::Checkpoint& checkpoint, std::s
       const auto divergence = measure_sensitivity(subject, part, at, options.skipped, options.progress);
       std::vector<Shares> shares;
       for (const double level : options.levels)
-        shares.push_back(
-            allocate(divergence, at.t, out.statistics.of(criterion), subject.bytes(), level));
+        shares.push_back(allocate(divergence, at.t, out.statistics.of(criterion), subject.bytes(), level));
       add(Mode::layered, criterion, shares);
     }
   }

@@ -93,17 +93,16 @@ void CudaSubject::leave_out(const model::CudaInputs& inputs) {
 }
 
 void CudaSubject::run(std::span<const int32_t> ids, int64_t skipped, const InputObserver& observe) {
-  decoder_.run_observed(
-      ids,
-      [&](const model::CudaInputs& inputs) {
-        const int64_t first = std::clamp<int64_t>(skipped - inputs.position, 0, inputs.M);
-        if (const auto bad = inputs.find_non_finite(first))
-          refuse_value(inputs.layer, inputs.input, bad->first % inputs.K, inputs.position + bad->first / inputs.K,
-                       bad->second);
-        observe(inputs.layer, inputs.input, RowsOnDevice(inputs, first, bins_));
-        leave_out(inputs);
-      },
-      {});
+  decoder_.run_observed(ids,
+                        [&](const model::CudaInputs& inputs) {
+                          const int64_t first = std::clamp<int64_t>(skipped - inputs.position, 0, inputs.M);
+                          if (const auto bad = inputs.find_non_finite(first))
+                            refuse_value(inputs.layer, inputs.input, bad->first % inputs.K,
+                                         inputs.position + bad->first / inputs.K, bad->second);
+                          observe(inputs.layer, inputs.input, RowsOnDevice(inputs, first, bins_));
+                          leave_out(inputs);
+                        },
+                        {});
 }
 
 void CudaSubject::score(std::span<const int32_t> ids, const model::Decoder::LogitsSink& sink) {

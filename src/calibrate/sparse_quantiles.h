@@ -26,7 +26,7 @@ void take_sparse_quantiles(Subject& subject, std::span<const int32_t> ids, const
 
 /// Shares of the inputs that these thresholds leave out of these ids, when all layers leave theirs out:
 /// [layers][inputs]. The model is dense afterwards.
-model::PerInput realised_shares(Subject& subject, std::span<const int32_t> ids,
-                                const model::Thresholds& thresholds, const StatisticsOptions& options);
+model::PerInput realised_shares(Subject& subject, std::span<const int32_t> ids, const model::Thresholds& thresholds,
+                                const StatisticsOptions& options);
 
 }  // namespace lacuna::calibrate

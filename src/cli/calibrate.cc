@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <memory>
 
 #include "calibrate/cuda_subject.h"
 #include "calibrate/sparse_quantiles.h"
@@ -109,24 +110,19 @@ std::string histograms_svg(const calibrate::Statistics& statistics) {
 
 // ---- the command ----
 
-/// The model, on the CPU or on a device with room for the longest window.
-struct Calibrated {
-  LoadedModel model;
-  std::unique_ptr<calibrate::Subject> subject;
-};
-
-Calibrated load(const Options& options, const calibrate::CalibrateOptions& wanted) {
-  if (options.device != "cuda") {
-    Calibrated out{load_model(options.model, options), nullptr};
-    out.subject = std::make_unique<calibrate::CpuSubject>(*out.model.decoder, out.model.checkpoint);
-    return out;
-  }
-  Calibrated out{open_model(options.model, options), nullptr};
+/// On the CPU, or on a device with room for the longest window.
+LoadedModel load(const Options& options, const calibrate::CalibrateOptions& wanted) {
+  if (options.device != "cuda") return load_model(options.model, options);
+  LoadedModel model = open_model(options.model, options);
   const int64_t longest = std::max({wanted.ctx, wanted.search_window, wanted.sensitivity_tokens});
-  open_gpu(out.model, options.gpu);
-  load_cuda_decoder(out.model, {.context = std::min(longest, model::read_config(out.model.checkpoint).n_ctx)}, false);
-  out.subject = std::make_unique<calibrate::CudaSubject>(*out.model.cuda, *out.model.pool);
-  return out;
+  open_gpu(model, options.gpu);
+  load_cuda_decoder(model, {.context = std::min(longest, model::read_config(model.checkpoint).n_ctx)}, false);
+  return model;
+}
+
+std::unique_ptr<calibrate::Subject> make_subject(const LoadedModel& model) {
+  if (model.cuda) return std::make_unique<calibrate::CudaSubject>(*model.cuda, *model.pool);
+  return std::make_unique<calibrate::CpuSubject>(*model.decoder, model.checkpoint);
 }
 
 int run(const Options& options) {
@@ -160,10 +156,9 @@ int run(const Options& options) {
   }
   const std::string text = read_text(options.text, options.json_keys);
   const std::string held_out = options.held_out.empty() ? "" : read_text(options.held_out, options.json_keys);
-  const Calibrated loaded = load(options, wanted);
-  const LoadedModel& model = loaded.model;
-  calibrate::Subject& subject = *loaded.subject;
-  wanted.ctx = std::min(wanted.ctx, subject.config().n_ctx);
+  const LoadedModel model = load(options, wanted);
+  const std::unique_ptr<calibrate::Subject> subject = make_subject(model);
+  wanted.ctx = std::min(wanted.ctx, subject->config().n_ctx);
   const auto start = std::chrono::steady_clock::now();
   const int64_t most =
       std::max(wanted.tokens, wanted.search_windows * wanted.search_window + wanted.sensitivity_tokens);
@@ -172,7 +167,7 @@ int run(const Options& options) {
     spdlog::warn("{}: {} tokens, {} were asked for; the thresholds come from fewer", options.text, ids.size(),
                  wanted.tokens);
   const calibrate::Calibration result =
-      calibrate::calibrate(subject, model.checkpoint, ids, sha256_hex(std::as_bytes(std::span(text))), wanted);
+      calibrate::calibrate(*subject, model.checkpoint, ids, sha256_hex(std::as_bytes(std::span(text))), wanted);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   // Stored before anything else can fail.
@@ -198,7 +193,7 @@ int run(const Options& options) {
   if (!held_out.empty())
     other =
         tokens_of(model.need_tokenizer(), held_out, wanted.sparse_tokens > 0 ? wanted.sparse_tokens : wanted.tokens);
-  const model::InputBytes bytes = subject.bytes();
+  const model::InputBytes bytes = subject->bytes();
   if (!options.json)
     print(fmt::format(
         "thresholds in {} from {} tokens of {}, {:.1f} s\nshare of weight bytes left "
@@ -224,7 +219,7 @@ int run(const Options& options) {
         thresholds.group = result.set.group;
         if (entry.criterion == model::Criterion::wina) thresholds.norms = result.set.norms;
         thresholds.t = entry.t[i];
-        second = calibrate::realised_shares(subject, other, thresholds,
+        second = calibrate::realised_shares(*subject, other, thresholds,
                                             {wanted.ctx, wanted.skipped, wanted.progress, "Held out"});
       }
       if (options.json) {

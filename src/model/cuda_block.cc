@@ -219,8 +219,8 @@ double CudaBlock::error(Matrix changed, const Block::Masks& masks, bool keep) {
 }
 
 double CudaBlock::distance(const float* a, const float* b) {
-  cuda::launch_squared_distance(shard_.card.device, shard_.card.stream, a, b,
-                                windows_ * window_ * shard_.config.n_embd, parts_.as<double>());
+  cuda::launch_squared_distance(shard_.card.device, shard_.card.stream, a, b, windows_ * window_ * shard_.config.n_embd,
+                                parts_.as<double>());
   shard_.card.stream.synchronize();
   std::array<double, cuda::kDistanceParts> parts = {};
   parts_.download(std::as_writable_bytes(std::span(parts)));

@@ -1019,9 +1019,8 @@ void CudaDecoder::run_observed(std::span<const int32_t> ids, const CudaInputsObs
     const auto n = std::min(size_t(d.lead().space.tokens), ids.size() - first);
     d.run_batch(ids.subspan(first, n));
     if (sink)
-      d.score_batch(int64_t(n), [&](int64_t at, int64_t count, const float* logits) {
-        sink(int64_t(first) + at, count, logits);
-      });
+      d.score_batch(int64_t(n),
+                    [&](int64_t at, int64_t count, const float* logits) { sink(int64_t(first) + at, count, logits); });
     first += n;
   }
   d.wait();

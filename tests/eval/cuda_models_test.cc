@@ -79,8 +79,7 @@ model::Thresholds half_of(Model& model) {
   options.tokens = options.ctx = options.sparse_tokens = kContext;
   options.progress = false;
   calibrate::CpuSubject subject(*model.decoder, model.checkpoint);
-  const auto set =
-      calibrate::calibrate(subject, model.checkpoint, model.tokenizer.encode(text()), "sha", options).set;
+  const auto set = calibrate::calibrate(subject, model.checkpoint, model.tokenizer.encode(text()), "sha", options).set;
   return set.select(0.5, model::Mode::uniform, model::Criterion::wina, "test");
 }
 

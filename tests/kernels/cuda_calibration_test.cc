@@ -1,7 +1,5 @@
 // The kernels of calibration on a CUDA device, against the host in double precision or, where a result is exact, bit by
 // bit.
-#include "kernels/cuda/calibration.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "core/rng.h"
+#include "kernels/cuda/calibration.h"
 #include "kernels/cuda_memory.h"
 
 namespace lacuna {
