@@ -90,6 +90,41 @@ TEST_P(HostCalibrate, TheSearchIsThatOfTheCpu) {
   test::expect_same_search(cpu, gpu, both.ids, tolerance());
 }
 
+// A window in batches, of which the first ends before the positions that are left out do.
+TEST(HostCalibrateOnce, BatchesContinueAWindow) {
+  Both both(Id::f32, false);
+  CpuSubject cpu(*both.cpu->decoder, both.cpu->checkpoint);
+  CudaSubject gpu(*both.gpu, both.cpu->pool);
+  model::SparsityOptions options;
+  options.dense_prefix = 6;
+  options.thresholds.t.assign(2, {0.5f, 0.02f, 0.5f, 0.01f});
+  const auto run = [&](Subject& subject) {
+    std::vector<int64_t> tokens;
+    std::vector<Histogram> sizes(1);
+    subject.set_sparsity(options);
+    subject.begin(40);
+    for (const auto& [first, count] : {std::pair{size_t{0}, size_t{3}}, {3, 2}, {5, 35}})
+      subject.run(std::span(both.ids).subspan(first, count), 4,
+                  [&](int64_t layer, model::Input input, const SeenInputs& inputs) {
+                    if (layer != 1 || input != model::Input::ffn_down) return;
+                    tokens.push_back(inputs.tokens());
+                    const SeenInputs::Sizes to = {nullptr, &sizes[0]};
+                    inputs.add_sizes({&to, 1}, 1);
+                  });
+    EXPECT_EQ(tokens, (std::vector<int64_t>{0, 1, 35}));
+    EXPECT_EQ(sizes[0].count(), 36 * 320);
+    return std::pair{subject.realised(), sizes[0].quantile(0.5)};
+  };
+  const auto [expected, size] = run(cpu);
+  const auto [found, other] = run(gpu);
+  EXPECT_NEAR(other, size, 0.01f * size);
+  for (size_t l = 0; l < 2; ++l)
+    for (size_t i = 0; i < size_t(model::kInputs); ++i) {
+      EXPECT_GT(expected[l][i], 0.05) << l << " " << i;
+      EXPECT_NEAR(found[l][i], expected[l][i], 0.01) << l << " " << i;
+    }
+}
+
 // Nothing of calibration is left behind: tokens run as before, and thresholds of set_sparsity() hold again.
 TEST(HostCalibrateOnce, TheDecoderIsAsBefore) {
   Both both(Id::f32, false);
