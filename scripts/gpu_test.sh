@@ -6,8 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 usage() {
   cat <<'TXT'
 usage: scripts/gpu_test.sh [--tests PROGRAM] [--sanitize]
-  --tests PROGRAM   run this kernels_test, and model_test, calibrate_test, eval_test, cli_test and lacuna beside it, instead of building them; solver_test and compress_test
-                    too where they are there and were made with a PyTorch for CUDA
+  --tests PROGRAM   run this kernels_test, and model_test, calibrate_test, eval_test, cli_test and lacuna beside it, instead of building them; solver_test and
+                    compress_test too where they are there and were made with a PyTorch for CUDA
   --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), about ten minutes, most of them the
                     decoder's racecheck, whose tests run side by side
 TXT
@@ -65,6 +65,7 @@ racecheck_decoder() {
 
 run "GPU tests" "$tests" '--gtest_filter=*Cuda*'
 run "GPU tests of the decoder" "$folder/model_test" '--gtest_filter=CudaDecoder*'
+run "GPU tests of calibration" "$folder/calibrate_test" '--gtest_filter=CudaCalibrate.*'
 run "GPU tests of the image net" "$folder/model_test" '--gtest_filter=CudaFlux*'
 run "GPU tests of products of the image net" "$folder/eval_test" '--gtest_filter=CudaTensorCoreCase*'
 run "GPU tests of the image net's statistics" "$folder/calibrate_test" '--gtest_filter=CudaImageStatistics*'
@@ -123,8 +124,8 @@ if ! grep -q '^\[       OK \]' "$log"; then
 fi
 if [ "$sanitize" -eq 1 ]; then
   run memcheck compute-sanitizer --error-exitcode 1 --tool memcheck "$tests" \
-    '--gtest_filter=*CudaGemv.EveryActiveCount/zz4_k:*CudaGemv.EveryActiveCount/zz6_k:*CudaGemv.Siblings*:*CudaGemv.Large*:*CudaGemv.NonFinite*:*CudaGemv.Equal*:*CudaGemv.Norms*:*CudaGemv.TakesTheGate*:*CudaBaselines*:CudaCollectActive.*:CudaGemmRange.*:*CudaGemm.Slices*:CudaOps.TopK:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroupedRows.*'
-  run racecheck compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" '--gtest_filter=*CudaGemv.Large*:*CudaGemv.Equal*:*CudaBaselines*:CudaCollectActive.Nine*:*CudaGemm.Slices*:CudaOps.TopK:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroupedRows.*'
+    '--gtest_filter=*CudaGemv.EveryActiveCount/zz4_k:*CudaGemv.EveryActiveCount/zz6_k:*CudaGemv.Siblings*:*CudaGemv.Large*:*CudaGemv.NonFinite*:*CudaGemv.Equal*:*CudaGemv.Norms*:*CudaGemv.TakesTheGate*:*CudaBaselines*:CudaCollectActive.*:CudaGemmRange.*:*CudaGemm.Slices*:CudaOps.TopK:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroupedRows.*:CudaCalibration.*'
+  run racecheck compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" '--gtest_filter=*CudaGemv.Large*:*CudaGemv.Equal*:*CudaBaselines*:CudaCollectActive.Nine*:*CudaGemm.Slices*:CudaOps.TopK:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroupedRows.*:CudaCalibration.Mask*:CudaCalibration.Distances*'
   [ "$compressor_runs" -eq 0 ] ||
     run "memcheck of the solvers" compute-sanitizer --error-exitcode 1 --kernel-name kernel_substring=fix "$folder/solver_test" '--gtest_filter=*Cuda*'
   run "memcheck of the decoder" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/model_test" '--gtest_filter=CudaDecoder*:-*AThousand*:*Tuned*'
@@ -132,6 +133,7 @@ if [ "$sanitize" -eq 1 ]; then
   image_kernels='CudaTensorCore.UnitV*:CudaTensorCore.GroupsG*:CudaTensorCore.Few*:CudaImageOps.*:CudaQuantizeTokens.*:CudaColumnStatistics.*:-CudaImageOps.AttentionOfMany*:CudaColumnStatistics.Large*'
   run "memcheck of image kernels" compute-sanitizer --error-exitcode 1 --tool memcheck "$tests" "--gtest_filter=$image_kernels"
   run "racecheck of image kernels" compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" "--gtest_filter=$image_kernels"
+  run "memcheck of calibration" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/calibrate_test" '--gtest_filter=CudaCalibrate.Thresh*'
   run "memcheck of the image net" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/model_test" '--gtest_filter=CudaFlux.*'
   run "memcheck of the image net's statistics" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/calibrate_test" '--gtest_filter=CudaImageStatistics.*'
 fi

@@ -18,33 +18,26 @@ using model::Mode;
 using model::PerInput;
 
 /// Shares by level and layer of the search inside each block, whose inputs are the dense model's.
-std::vector<std::vector<Shares>> search_all(model::Decoder& decoder, const io::Checkpoint& checkpoint,
-                                            std::span<const int32_t> ids, const Statistics& statistics,
-                                            const ColumnNorms& norms, const CalibrateOptions& options) {
-  const model::Config& config = decoder.config();
+std::vector<std::vector<Shares>> search_all(const model::Config& config, BlockWalk& walk, std::span<const int32_t> ids,
+                                            const Statistics& statistics, const ColumnNorms& norms,
+                                            const CalibrateOptions& options) {
   SearchOptions search = options.search;
   search.group = options.group;
-  const int64_t window = options.search_window, tokens = options.search_windows * window;
-  std::vector<float> x(static_cast<size_t>(tokens * config.n_embd));
-  for (int64_t w = 0; w < options.search_windows; ++w)
-    decoder.embed(ids.subspan(size_t(w * window), size_t(window)), 0, x.data() + w * window * config.n_embd);
+  walk.begin(ids.first(size_t(options.search_windows * options.search_window)));
   std::vector<std::vector<Shares>> out(options.criteria.size(),
                                        std::vector<Shares>(options.levels.size(), Shares(size_t(config.n_layers))));
   std::optional<Progress> progress;
   if (options.progress) progress.emplace("Search", config.n_layers * int64_t(options.criteria.size()), "blocks");
   for (int64_t layer = 0; layer < config.n_layers; ++layer) {
-    model::Block block(checkpoint, config, layer, options.search_windows, window, decoder.pool());
+    BlockTrials& block = walk.next();
     for (size_t c = 0; c < options.criteria.size(); ++c) {
       const bool wina = options.criteria[c] == Criterion::wina;
-      const auto path = search_block(block, x.data(), statistics.of(options.criteria[c])[size_t(layer)],
+      const auto path = search_block(block, statistics.of(options.criteria[c])[size_t(layer)],
                                      wina ? &norms[size_t(layer)] : nullptr, options.levels.back(), search);
       for (size_t i = 0; i < options.levels.size(); ++i)
         out[c][i][size_t(layer)] = point_at(path, options.levels[i]).share;
       if (progress) progress->add(1);
     }
-    model::Block::Pass dense;
-    block.run(x.data(), {}, 0, dense);
-    x = dense.out;
   }
   return out;
 }
@@ -100,10 +93,14 @@ void check(const CalibrateOptions& options, const model::Config& config, int64_t
 
 }  // namespace
 
-Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint, std::span<const int32_t> ids,
+Calibration calibrate(Subject& subject, const io::Checkpoint& checkpoint, std::span<const int32_t> ids,
                       const std::string& text_sha256, const CalibrateOptions& options) {
-  const model::Config& config = decoder.config();
+  const model::Config& config = subject.config();
   check(options, config, int64_t(ids.size()));
+  subject.check_group(options.group);
+  std::unique_ptr<BlockWalk> walk;  // whether its memory is there, before minutes of work
+  if (asked(options, Mode::greedy))
+    walk = subject.walk(options.search_windows, options.search_window, options.search.dense_prefix);
   Calibration out;
   model::ThresholdSet& set = out.set;
   if (std::find(options.criteria.begin(), options.criteria.end(), Criterion::wina) != options.criteria.end()) {
@@ -111,10 +108,10 @@ Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint,
     for (int64_t layer = 0; layer < config.n_layers; ++layer)
       for (int64_t i = 0; i < kInputs; ++i)
         set.norms[size_t(layer)][size_t(i)] =
-            model::column_norms(checkpoint, config, layer, model::Input(i), decoder.pool());
+            model::column_norms(checkpoint, config, layer, model::Input(i), subject.pool());
   }
   out.statistics = collect_statistics(
-      decoder, ids.first(std::min(ids.size(), size_t(options.tokens))), set.norms,
+      subject, ids.first(std::min(ids.size(), size_t(options.tokens))), set.norms,
       {.ctx = options.ctx, .skipped = options.skipped, .progress = options.progress, .group = options.group});
 
   set.widths = input_widths(config);
@@ -136,7 +133,7 @@ Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint,
       if (criterion == Criterion::wina) thresholds.norms = set.norms;
       if (options.sparse_tokens > 0) {
         take_sparse_quantiles(
-            decoder, ids.first(std::min(ids.size(), size_t(options.sparse_tokens))), shares[level],
+            subject, ids.first(std::min(ids.size(), size_t(options.sparse_tokens))), shares[level],
             {options.ctx, options.skipped, options.progress,
              fmt::format("{} {} {:.0f}%", name_of(mode), name_of(criterion), 100 * set.levels[level])},
             thresholds);
@@ -160,13 +157,13 @@ Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint,
     }
   }
   if (asked(options, Mode::greedy)) {
-    const auto shares = search_all(decoder, checkpoint, ids, out.statistics, set.norms, options);
+    const auto shares = search_all(config, *walk, ids, out.statistics, set.norms, options);
     for (size_t c = 0; c < options.criteria.size(); ++c) add(Mode::greedy, options.criteria[c], shares[c]);
   }
   if (asked(options, Mode::layered)) {
     const auto part =
         ids.subspan(size_t(options.search_windows * options.search_window), size_t(options.sensitivity_tokens));
-    decoder.set_sparsity(std::nullopt);
+    subject.set_sparsity(std::nullopt);
     for (const Criterion criterion : options.criteria) {
       constexpr double kMeasuredAt = 0.65;  // large enough to stand out of the rounding of activations
       std::array<double, kInputs> same;
@@ -176,15 +173,14 @@ Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint,
       at.group = options.group;
       at.t = quantiles(Shares(size_t(config.n_layers), same), out.statistics.of(criterion));
       if (criterion == Criterion::wina) at.norms = set.norms;
-      const auto divergence = measure_sensitivity(decoder, part, at, options.skipped, options.progress);
+      const auto divergence = measure_sensitivity(subject, part, at, options.skipped, options.progress);
       std::vector<Shares> shares;
       for (const double level : options.levels)
-        shares.push_back(
-            allocate(divergence, at.t, out.statistics.of(criterion), decoder.sparsity_counts().bytes, level));
+        shares.push_back(allocate(divergence, at.t, out.statistics.of(criterion), subject.bytes(), level));
       add(Mode::layered, criterion, shares);
     }
   }
-  decoder.set_sparsity(std::nullopt);
+  subject.set_sparsity(std::nullopt);
   return out;
 }
 

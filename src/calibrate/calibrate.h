@@ -8,8 +8,8 @@
 
 #include "calibrate/search.h"
 #include "calibrate/statistics.h"
+#include "calibrate/subject.h"
 #include "io/checkpoint.h"
-#include "model/decoder.h"
 #include "model/sparsity.h"
 
 namespace lacuna::calibrate {
@@ -35,8 +35,8 @@ struct Calibration {
 };
 
 /// ids: the calibration text. Throws Error when it has fewer tokens than the search needs; fewer than options.tokens
-/// are taken as they are (statistics.tokens tells).
-Calibration calibrate(model::Decoder& decoder, const io::Checkpoint& checkpoint, std::span<const int32_t> ids,
+/// are taken as they are (statistics.tokens tells). The subject is a model of this checkpoint, and dense afterwards.
+Calibration calibrate(Subject& subject, const io::Checkpoint& checkpoint, std::span<const int32_t> ids,
                       const std::string& text_sha256, const CalibrateOptions& options);
 
 }  // namespace lacuna::calibrate

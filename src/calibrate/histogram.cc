@@ -4,6 +4,13 @@
 
 namespace lacuna::calibrate {
 
+void Histogram::add(std::span<const uint32_t> counts) {
+  for (size_t bin = 0; bin < bins_.size(); ++bin) {
+    bins_[bin] += counts[bin];
+    count_ += counts[bin];
+  }
+}
+
 float Histogram::quantile(double share) const {
   if (share <= 0 || count_ == 0) return 0;
   const double wanted = share * double(count_);

@@ -29,16 +29,13 @@ Block::Mask mask_of(Matrix matrix, double share, const std::array<Histogram, kIn
 
 }  // namespace
 
-std::vector<SearchPoint> search_block(Block& block, const float* x, const std::array<Histogram, kInputs>& sizes,
+std::vector<SearchPoint> search_block(BlockTrials& block, const std::array<Histogram, kInputs>& sizes,
                                       const std::array<std::vector<float>, kInputs>* norms, double until,
                                       const SearchOptions& options) {
   double total = 0;
   for (int64_t m = 0; m < kMatrices; ++m) total += double(block.weight_bytes(Matrix(m)));
-  Block::Pass dense, current, trial;
   Block::Masks masks{};
-  block.run(x, masks, options.dense_prefix, dense);
-  current = dense;
-  const double scale = std::max(distance(dense.out, x), std::numeric_limits<double>::min());
+  block.restart();
 
   std::array<double, kMatrices> share = {}, cost = {};  // cost: error for each byte, when last tried
   std::array<bool, kMatrices> fresh = {};
@@ -77,17 +74,13 @@ std::vector<SearchPoint> search_block(Block& block, const float* x, const std::a
       if (best == size_t(kMatrices) || fresh[best]) break;
       Block::Masks tried = masks;
       tried[best] = mask_of(Matrix(best), share[best] + raise(best), sizes, norms, options.group);
-      const Matrix changed = Matrix(best);
-      block.rerun(x, {&changed, 1}, tried, options.dense_prefix, current, trial);
-      cost[best] = (distance(trial.out, dense.out.data()) / scale - error) / (raise(best) * weight(best));
+      cost[best] = (block.error(Matrix(best), tried, false) - error) / (raise(best) * weight(best));
       fresh[best] = true;
     }
     if (best == size_t(kMatrices)) break;  // everything is left out
     share[best] += raise(best);
     masks[best] = mask_of(Matrix(best), share[best], sizes, norms, options.group);
-    const Matrix changed = Matrix(best);
-    block.rerun(x, {&changed, 1}, masks, options.dense_prefix, current, current);
-    error = distance(current.out, dense.out.data()) / scale;
+    error = block.error(Matrix(best), masks, true);
     path.push_back(point(error));
     fresh.fill(false);
   }

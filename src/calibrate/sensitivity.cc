@@ -11,16 +11,15 @@ namespace lacuna::calibrate {
 
 using model::kInputs;
 
-std::vector<std::array<double, kInputs>> measure_sensitivity(model::Decoder& decoder, std::span<const int32_t> ids,
+std::vector<std::array<double, kInputs>> measure_sensitivity(Subject& subject, std::span<const int32_t> ids,
                                                              const model::Thresholds& thresholds, int64_t dense_prefix,
                                                              bool progress) {
-  const int64_t V = decoder.config().n_vocab, n_layers = decoder.config().n_layers;
+  const int64_t V = subject.config().n_vocab, n_layers = subject.config().n_layers;
   std::vector<float> probability(ids.size() * size_t(V));  // of the dense model
   std::vector<double> own(ids.size());                     // sum of p log p
-  model::Session session(decoder, int64_t(ids.size()), kernels::KvType::f32);
-  decoder.set_sparsity(std::nullopt);
-  decoder.forward(session, ids, model::Decoder::Want::all, [&](int64_t first, int64_t count, const float* logits) {
-    decoder.pool().parallel_for(count, 1, [&](int64_t begin, int64_t end) {
+  subject.set_sparsity(std::nullopt);
+  subject.score(ids, [&](int64_t first, int64_t count, const float* logits) {
+    subject.pool().parallel_for(count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const float* in = logits + row * V;
         float* p = probability.data() + (first + row) * V;
@@ -44,10 +43,9 @@ std::vector<std::array<double, kInputs>> measure_sensitivity(model::Decoder& dec
       model::Thresholds one = thresholds;
       for (auto& t : one.t) t = {};
       one.t[size_t(layer)][size_t(input)] = thresholds.t[size_t(layer)][size_t(input)];
-      decoder.set_sparsity(model::SparsityOptions{std::move(one), dense_prefix, true});
-      session.truncate(0);
-      decoder.forward(session, ids, model::Decoder::Want::all, [&](int64_t first, int64_t count, const float* logits) {
-        decoder.pool().parallel_for(count, 1, [&](int64_t begin, int64_t end) {
+      subject.set_sparsity(model::SparsityOptions{std::move(one), dense_prefix, true});
+      subject.score(ids, [&](int64_t first, int64_t count, const float* logits) {
+        subject.pool().parallel_for(count, 1, [&](int64_t begin, int64_t end) {
           for (int64_t row = begin; row < end; ++row) {
             const float* in = logits + row * V;
             const float* p = probability.data() + (first + row) * V;
@@ -63,7 +61,7 @@ std::vector<std::array<double, kInputs>> measure_sensitivity(model::Decoder& dec
       if (bar) bar->add(1);
     }
   }
-  decoder.set_sparsity(std::nullopt);
+  subject.set_sparsity(std::nullopt);
   return out;
 }
 

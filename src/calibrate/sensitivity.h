@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "calibrate/histogram.h"
-#include "model/decoder.h"
+#include "calibrate/subject.h"
+#include "model/sparsity.h"
 
 namespace lacuna::calibrate {
 
 /// KL(dense || sparse) of the next token, in nats, mean over `ids`, when one input of one layer alone leaves out what
 /// is below its threshold: [layers][inputs]. thresholds: of every input, used one at a time.
-std::vector<std::array<double, model::kInputs>> measure_sensitivity(model::Decoder& decoder,
-                                                                    std::span<const int32_t> ids,
+std::vector<std::array<double, model::kInputs>> measure_sensitivity(Subject& subject, std::span<const int32_t> ids,
                                                                     const model::Thresholds& thresholds,
                                                                     int64_t dense_prefix, bool progress);
 

@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "calibrate/statistics.h"
-#include "model/decoder.h"
+#include "calibrate/subject.h"
+#include "model/sparsity.h"
 
 namespace lacuna::calibrate {
 
@@ -19,13 +20,13 @@ using Shares = std::vector<std::array<double, model::kInputs>>;  // [layers], of
 
 /// Sets thresholds.t and .realised so that `shares` of the inputs are left out of these ids (in windows, as
 /// collect_statistics runs them) when all layers leave theirs out. thresholds: criterion and, for wina, norms are
-/// given. The decoder is dense afterwards. Throws Error for values that are not finite.
-void take_sparse_quantiles(model::Decoder& decoder, std::span<const int32_t> ids, const Shares& shares,
+/// given. The model is dense afterwards. Throws Error for values that are not finite.
+void take_sparse_quantiles(Subject& subject, std::span<const int32_t> ids, const Shares& shares,
                            const StatisticsOptions& options, model::Thresholds& thresholds);
 
 /// Shares of the inputs that these thresholds leave out of these ids, when all layers leave theirs out:
-/// [layers][inputs]. The decoder is dense afterwards.
-model::PerInput realised_shares(model::Decoder& decoder, std::span<const int32_t> ids,
-                                const model::Thresholds& thresholds, const StatisticsOptions& options);
+/// [layers][inputs]. The model is dense afterwards.
+model::PerInput realised_shares(Subject& subject, std::span<const int32_t> ids, const model::Thresholds& thresholds,
+                                const StatisticsOptions& options);
 
 }  // namespace lacuna::calibrate

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "calibrate/histogram.h"
-#include "model/decoder.h"
+#include "calibrate/subject.h"
+#include "model/sparsity.h"
 
 namespace lacuna::calibrate {
 
@@ -32,18 +33,13 @@ struct StatisticsOptions {
   int64_t group = 1;                 // inputs that are left out together
 };
 
-/// Adds the sizes of M rows of K inputs: |x|, times norms [K] unless that is nullptr. group > 1: of their groups
-/// (kernels::group_size).
-void add_sizes(const float* x, int64_t M, int64_t K, const float* norms, int64_t group, Histogram& sizes);
-
-/// Runs ids in windows of ctx tokens (the last one may be short) through the decoder as it is. `observe` sees what
-/// Decoder's observer sees, without the first `skipped` positions of a window. Throws Error naming layer, input and
-/// position of a value that is not finite.
-void run_observed(model::Decoder& decoder, std::span<const int32_t> ids, const StatisticsOptions& options,
-                  const model::Decoder::Observer& observe);
+/// Runs ids in windows of ctx tokens (the last one may be short) through the model as it is. `observe` sees what
+/// Subject::run() shows it, without the first `skipped` positions of a window. Throws Error as that one does.
+void run_observed(Subject& subject, std::span<const int32_t> ids, const StatisticsOptions& options,
+                  const InputObserver& observe);
 
 /// Of the dense model. norms: empty, or of every layer.
-Statistics collect_statistics(model::Decoder& decoder, std::span<const int32_t> ids, const ColumnNorms& norms,
+Statistics collect_statistics(Subject& subject, std::span<const int32_t> ids, const ColumnNorms& norms,
                               const StatisticsOptions& options);
 
 }  // namespace lacuna::calibrate

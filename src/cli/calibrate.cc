@@ -9,7 +9,9 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <memory>
 
+#include "calibrate/cuda_subject.h"
 #include "calibrate/sparse_quantiles.h"
 #include "cli/command.h"
 #include "cli/sparsity.h"
@@ -28,6 +30,7 @@ struct Options : Common {
   std::vector<std::string> modes = {"uniform", "greedy"}, criteria = {"magnitude"}, json_keys;
   std::vector<double> levels = {25, 40, 50, 65};
   calibrate::CalibrateOptions calibration;
+  GpuFlags gpu;
 };
 
 std::string read_text(const std::string& path, const std::vector<std::string>& keys) {
@@ -107,8 +110,22 @@ std::string histograms_svg(const calibrate::Statistics& statistics) {
 
 // ---- the command ----
 
+/// On the CPU, or on a device with room for the longest window.
+LoadedModel load(const Options& options, const calibrate::CalibrateOptions& wanted) {
+  if (options.device != "cuda") return load_model(options.model, options);
+  LoadedModel model = open_model(options.model, options);
+  const int64_t longest = std::max({wanted.ctx, wanted.search_window, wanted.sensitivity_tokens});
+  open_gpu(model, options.gpu);
+  load_cuda_decoder(model, {.context = std::min(longest, model::read_config(model.checkpoint).n_ctx)}, false);
+  return model;
+}
+
+std::unique_ptr<calibrate::Subject> make_subject(const LoadedModel& model) {
+  if (model.cuda) return std::make_unique<calibrate::CudaSubject>(*model.cuda, *model.pool);
+  return std::make_unique<calibrate::CpuSubject>(*model.decoder, model.checkpoint);
+}
+
 int run(const Options& options) {
-  check_common(options);
   const std::string out = options.out.empty() ? side_file(options.model) : options.out;
   calibrate::CalibrateOptions wanted = options.calibration;
   wanted.modes.clear();
@@ -139,9 +156,9 @@ int run(const Options& options) {
   }
   const std::string text = read_text(options.text, options.json_keys);
   const std::string held_out = options.held_out.empty() ? "" : read_text(options.held_out, options.json_keys);
-  const LoadedModel model = load_model(options.model, options);
-  const model::Config& config = model.decoder->config();
-  wanted.ctx = std::min(wanted.ctx, config.n_ctx);
+  const LoadedModel model = load(options, wanted);
+  const std::unique_ptr<calibrate::Subject> subject = make_subject(model);
+  wanted.ctx = std::min(wanted.ctx, subject->config().n_ctx);
   const auto start = std::chrono::steady_clock::now();
   const int64_t most =
       std::max(wanted.tokens, wanted.search_windows * wanted.search_window + wanted.sensitivity_tokens);
@@ -150,7 +167,7 @@ int run(const Options& options) {
     spdlog::warn("{}: {} tokens, {} were asked for; the thresholds come from fewer", options.text, ids.size(),
                  wanted.tokens);
   const calibrate::Calibration result =
-      calibrate::calibrate(*model.decoder, model.checkpoint, ids, sha256_hex(std::as_bytes(std::span(text))), wanted);
+      calibrate::calibrate(*subject, model.checkpoint, ids, sha256_hex(std::as_bytes(std::span(text))), wanted);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   // Stored before anything else can fail.
@@ -176,7 +193,7 @@ int run(const Options& options) {
   if (!held_out.empty())
     other =
         tokens_of(model.need_tokenizer(), held_out, wanted.sparse_tokens > 0 ? wanted.sparse_tokens : wanted.tokens);
-  const auto bytes = model.decoder->sparsity_counts().bytes;
+  const model::InputBytes bytes = subject->bytes();
   if (!options.json)
     print(fmt::format(
         "thresholds in {} from {} tokens of {}, {:.1f} s\nshare of weight bytes left "
@@ -202,7 +219,7 @@ int run(const Options& options) {
         thresholds.group = result.set.group;
         if (entry.criterion == model::Criterion::wina) thresholds.norms = result.set.norms;
         thresholds.t = entry.t[i];
-        second = calibrate::realised_shares(*model.decoder, other, thresholds,
+        second = calibrate::realised_shares(*subject, other, thresholds,
                                             {wanted.ctx, wanted.skipped, wanted.progress, "Held out"});
       }
       if (options.json) {
@@ -213,6 +230,7 @@ int run(const Options& options) {
                     {"path", out},
                     {"tokens", result.set.tokens},
                     {"text_sha256", result.set.text_sha256},
+                    {"device", options.device},
                     {"calibration", shares_json(entry.realised[i], bytes)}};
         if (second) row["held_out"] = shares_json(*second, bytes);
         row["seconds"] = seconds;
@@ -300,15 +318,19 @@ Action add_calibrate(CLI::App& program) {
   count("--sensitivity-tokens", c.sensitivity_tokens, "tokens on which mode layered measures each input");
   count("--group", c.group,
         "inputs that are left out together, by the root of their mean square: of a gs model its groups, of which only "
-        "whole ones go unread; 1: each for itself");
+        "whole ones go unread; 1: each for itself. More are of --device cpu");
   command->add_option("--step", c.search.step, "greedy search: share of a block's weight bytes in one step")
       ->check(number_in(0.001, 1))
       ->capture_default_str()
       ->type_name("S");
   command->add_flag("--exhaustive", c.search.exhaustive,
                     "greedy search: try every matrix anew in every step, which takes several times as long");
+  add_gpu_choice(*command, options->gpu);
   add_common(*command, *options);
-  return [options] {
+  return [options, command] {
+    check_gpu(*command, *options);
+    if (options->device == "cuda" && options->calibration.group > 1)
+      throw Error("--group finds thresholds for the CPU, where alone they are used; leave it out, or --device cuda");
     options->calibration.search.dense_prefix = options->calibration.skipped;
     return run(*options);
   };

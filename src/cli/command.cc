@@ -51,8 +51,8 @@ void add_common(CLI::App& command, Common& common) {
 void check_common(const Common& common) {
   if (common.device == "cuda")
     throw Error(
-        "--device cuda is for `run`, `perplexity`, `eval`, `bench`, `tune`, `compress` and `image step`, `denoise`, "
-        "`bench`, `linear` and `calibrate` so far; leave it out here");
+        "--device cuda is for `run`, `perplexity`, `eval`, `bench`, `calibrate`, `tune`, `compress` and `image step`, "
+        "`denoise`, `bench`, `linear` and `calibrate` so far; leave it out here");
 }
 
 void add_gpu_choice(CLI::App& command, GpuFlags& flags) {

@@ -75,7 +75,8 @@ model::ThresholdSet thresholds_of_random_tokens(const LoadedModel& model, const 
   for (int32_t& id : ids) id = int32_t(rng.below(uint64_t(config.n_vocab)));
   spdlog::warn("no thresholds for these weights: uniform ones come from {} random tokens, good for speed only",
                options.tokens);
-  return calibrate::calibrate(*model.decoder, model.checkpoint, ids, "", options).set;
+  calibrate::CpuSubject subject(*model.decoder, model.checkpoint);
+  return calibrate::calibrate(subject, model.checkpoint, ids, "", options).set;
 }
 
 std::optional<model::Thresholds> thresholds_of_bench(const LoadedModel& model, const std::string& path,

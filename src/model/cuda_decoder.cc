@@ -53,6 +53,7 @@ struct CudaDecoder::Impl {
   bool moved = false;  // the devices have not been told the position yet
   std::vector<float> host_logits, share_of_logits;
   cuda::Buffer candidates, candidates_workspace, penalized;  // of next(), made when it first needs them
+  std::optional<CudaInputsSpace> observed;                   // of run_observed()
   std::vector<cuda::TopKCandidate> found;
   std::vector<Candidate> chosen;
   std::vector<cuda::Graph> dense_token, sparse_token;  // of each card; empty: none
@@ -101,6 +102,8 @@ struct CudaDecoder::Impl {
   /// Milliseconds of a token from position 0 on with the plans as they are. One card.
   double time_token(bool sparse);
   void check_room(std::span<const int32_t> ids, int64_t count) const;
+  /// Throws Error unless the whole model is on one device, unsplit.
+  void check_whole() const;
   /// Whether a token that may skip would.
   bool next_is_sparse() const;
   void launch(bool sparse);
@@ -983,6 +986,61 @@ void CudaDecoder::follow(int32_t id, int64_t count) {
   if (d.moved) d.tell_position();
   d.upload_ids({&id, 1});
   for (int64_t t = 0; t < count; ++t) d.launch(d.next_is_sparse());
+}
+
+void CudaDecoder::Impl::check_whole() const {
+  if (cpu) throw Error("calibration takes the whole model on the device; leave out --gpu-layers");
+  if (shards.size() > 1) throw Error("calibration runs on one device, unsplit; leave out --gpus and --gpu-split");
+}
+
+void CudaDecoder::begin_observing() {
+  Impl& d = *impl_;
+  d.check_whole();
+  if (d.observed) return;
+  const auto widths = input_widths(d.config);
+  Card& card = d.cards.front();
+  d.observed.emplace(card.device, card.stream, *std::max_element(widths.begin(), widths.end()));
+  d.lead().reserve_observed();
+}
+
+void CudaDecoder::run_observed(std::span<const int32_t> ids, const CudaInputsObserver& observer,
+                               const Decoder::LogitsSink& sink) {
+  Impl& d = *impl_;
+  d.check_room(ids, int64_t(ids.size()));
+  struct Observing {  // the observer goes whatever happens
+    CudaShard& shard;
+    ~Observing() { shard.observer = {}; }
+  };
+  const Observing guard{d.lead()};
+  d.lead().observer = [&](int64_t layer, Input input, float* x, int64_t M, int64_t K) {
+    observer(CudaInputs({layer, input, M, K, d.position}, x, *d.observed));
+  };
+  for (size_t first = 0; first < ids.size();) {
+    const auto n = std::min(size_t(d.lead().space.tokens), ids.size() - first);
+    d.run_batch(ids.subspan(first, n));
+    if (sink)
+      d.score_batch(int64_t(n),
+                    [&](int64_t at, int64_t count, const float* logits) { sink(int64_t(first) + at, count, logits); });
+    first += n;
+  }
+  d.wait();
+}
+
+std::unique_ptr<CudaBlock> CudaDecoder::make_block(int64_t windows, int64_t window, int64_t dense_prefix) {
+  Impl& d = *impl_;
+  d.check_whole();
+  if (window > d.context) throw Error("windows of {} tokens; the context holds {}", window, d.context);
+  return std::make_unique<CudaBlock>(d.lead(), windows, window, dense_prefix);
+}
+
+InputBytes CudaDecoder::input_bytes() const {
+  InputBytes out;
+  for (const auto& shard : impl_->shards) {
+    out.resize(shard->layers.size());
+    for (size_t l = 0; l < shard->layers.size(); ++l)
+      for (size_t i = 0; const Group* group : shard->layers[l].readers()) out[l][i++] += group->bytes;
+  }
+  return out;
 }
 
 CudaShares CudaDecoder::measure_shares() {

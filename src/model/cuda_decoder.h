@@ -14,6 +14,8 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/plans.h"
 #include "model/config.h"
+#include "model/cuda_block.h"
+#include "model/cuda_inputs.h"
 #include "model/engine.h"
 #include "model/sparsity.h"
 
@@ -108,6 +110,17 @@ class CudaDecoder final : public Engine {
   /// The device's part of single tokens, as set_sparsity() said, after the last one that ran; they are neither counted
   /// nor kept. Throws Error where no further token fits.
   CudaShares measure_shares();
+
+  // ---- calibration. Throws Error with layers on the CPU and for shards ----
+  /// Takes its memory; throws DoesNotFit. Before run_observed().
+  void begin_observing();
+  /// Appends ids in batches of which `observer` sees, and may leave out, the inputs of every group. Thresholds of
+  /// set_sparsity() do not hold. sink: gets all logits; may be empty.
+  void run_observed(std::span<const int32_t> ids, const CudaInputsObserver& observer, const Decoder::LogitsSink& sink);
+  /// The layers one by one on `windows` windows of `window` tokens each. Lives no longer than the decoder, whose
+  /// sequence its begin() overwrites: truncate(0) then comes before anything else runs. Throws DoesNotFit.
+  std::unique_ptr<CudaBlock> make_block(int64_t windows, int64_t window, int64_t dense_prefix);
+  InputBytes input_bytes() const;  // of the weights that read each input of the layers on the device
 
   int64_t cpu_layers() const;    // how many of the first layers run on the CPU
   int64_t weight_bytes() const;  // read for one dense token, output head included

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "core/error.h"
+#include "kernels/cuda/calibration.h"
 #include "kernels/cuda/prepared.h"
 #include "model/layer_ops.h"
 
@@ -102,7 +103,8 @@ Group CudaShard::make_group(std::span<const WeightView> parts, ThreadPool& pool)
   for (const WeightView& part : parts) {
     group.at.push_back(group.outputs);
     group.outputs += padded(part.shape.N);
-    group.bytes += int64_t(part.bytes.size());
+    group.part_bytes.push_back(int64_t(part.bytes.size()));
+    group.bytes += group.part_bytes.back();
   }
   std::vector<float> biases;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -484,11 +486,46 @@ cuda::Operand CudaShard::make_weights(const Group& group, int64_t first, int64_t
   return all;
 }
 
-void CudaShard::multiply(const Group& group, const cuda::Operand& inputs, int64_t N, bool add, float* y,
+cuda::Operand CudaShard::make_layer_inputs(int64_t layer, Input input, const Group& group, const cuda::GemmInputs& args,
+                                           int64_t M) {
+  if (!observer) return make_inputs(group, args, M);
+  const int64_t K = group.K();
+  write_inputs(args, M, K, observed.as<float>());
+  observer(layer, input, observed.as<float>(), M, K);
+  return make_inputs(group, {.x = observed.as<float>(), .stride = K, .to = {}}, M);
+}
+
+void CudaShard::write_inputs(const cuda::GemmInputs& args, int64_t M, int64_t K, float* y) {
+  if (args.norm != nullptr) {
+    cuda::NormArgs norm;
+    norm.x = const_cast<float*>(args.x);  // nothing is added to it
+    norm.weight = args.norm;
+    norm.bias = args.norm_bias;
+    norm.eps = args.eps;
+    norm.M = M;
+    norm.K = K;
+    norm.y = y;
+    return cuda::launch_norm(card.device, card.stream, norm);
+  }
+  if (args.gate != cuda::Gate::none)
+    return cuda::launch_gate_rows(
+        card.device, card.stream,
+        {.gate = args.gate, .x = args.x, .up = args.up, .stride = args.stride, .M = M, .K = K, .y = y});
+  cuda::launch_mask_rows(card.device, card.stream, {.x = args.x, .M = M, .K = K, .y = y});  // a copy
+}
+
+void CudaShard::reserve_observed() {
+  const auto widths = input_widths(config);
+  const int64_t widest = *std::max_element(widths.begin(), widths.end());
+  observed = take(space.tokens * widest * int64_t(sizeof(float)), "inputs of a layer");
+}
+
+void CudaShard::multiply(const Group& group, const cuda::Operand& inputs, Share outputs, bool add, float* y,
                          int64_t stride) {
   const int64_t at_once = space.weights / cuda::operand_bytes(padded(1), inputs.K) * padded(1);
-  for (int64_t first = 0; first < N; first += at_once, turn_ ^= 1) {
-    const int64_t count = std::min(at_once, N - first);
+  const int64_t end = outputs.first + outputs.count;
+  for (int64_t first = outputs.first; first < end; first += at_once, turn_ ^= 1) {
+    const int64_t count = std::min(at_once, end - first);
     card.ahead.wait(read_[turn_]);
     cuda::GemmArgs args;
     args.x = inputs;
@@ -497,7 +534,7 @@ void CudaShard::multiply(const Group& group, const cuda::Operand& inputs, int64_
     card.stream.wait(written_[turn_]);
     args.bias = group.start == nullptr ? nullptr : group.start + first;
     args.add = add;
-    args.y = y + first;
+    args.y = y + (first - outputs.first);
     args.stride = stride;
     cuda::launch_gemm(card.device, card.stream, args);
     read_[turn_].record(card.stream);
@@ -510,14 +547,15 @@ cuda::GemmInputs CudaShard::normed(const float* weight, const float* bias) const
 
 void CudaShard::multiply_half_block(const Group& group, const cuda::Operand& inputs, int64_t M) {
   const int64_t N = config.n_embd;
-  if (shards == 1) return multiply(group, inputs, N, true, batch.x, N);
-  multiply(group, inputs, N, false, card.batch_sums.as<float>() + index * batch_stride(M, N), N);
+  if (shards == 1) return multiply(group, inputs, {0, N}, true, batch.x, N);
+  multiply(group, inputs, {0, N}, false, card.batch_sums.as<float>() + index * batch_stride(M, N), N);
 }
 
 void CudaShard::batch_attention(int64_t layer_index, int64_t M) {
   const Layer& layer = layers[size_t(layer_index)];
   cuda::GemmInputs args = normed(layer.attn_norm, layer.attn_norm_bias);
-  multiply(layer.qkv, make_inputs(layer.qkv, args, M), layer.qkv.outputs, false, batch.qkv_y, layer.qkv.outputs);
+  multiply(layer.qkv, make_layer_inputs(layer_index, Input::attn_in, layer.qkv, args, M), {0, layer.qkv.outputs}, false,
+           batch.qkv_y, layer.qkv.outputs);
 
   cuda::BatchAttentionArgs attention;
   attention.heads = heads_of(layer, layer_index, batch.qkv_y);
@@ -529,20 +567,21 @@ void CudaShard::batch_attention(int64_t layer_index, int64_t M) {
   cuda::launch_heads(card.device, card.stream, attention.heads);
   cuda::launch_batch_attention(card.device, card.stream, attention);
   args = {.x = batch.attended, .stride = attention.out_stride, .to = {}};
-  multiply_half_block(layer.o, make_inputs(layer.o, args, M), M);
+  multiply_half_block(layer.o, make_layer_inputs(layer_index, Input::attn_out, layer.o, args, M), M);
 }
 
 void CudaShard::batch_mlp(int64_t layer_index, int64_t M) {
   const Layer& layer = layers[size_t(layer_index)];
   cuda::GemmInputs args = normed(layer.ffn_norm, layer.ffn_norm_bias);
-  multiply(layer.up, make_inputs(layer.up, args, M), layer.up.outputs, false, batch.up_y, layer.up.outputs);
+  multiply(layer.up, make_layer_inputs(layer_index, Input::ffn_in, layer.up, args, M), {0, layer.up.outputs}, false,
+           batch.up_y, layer.up.outputs);
   const bool swiglu = config.mlp == Mlp::swiglu;
   args = {.gate = swiglu ? cuda::Gate::swiglu : cuda::Gate::relu,
           .x = batch.up_y,
           .up = swiglu ? batch.up_y + layer.up.at[1] : nullptr,
           .stride = layer.up.outputs,
           .to = {}};
-  multiply_half_block(layer.down, make_inputs(layer.down, args, M), M);
+  multiply_half_block(layer.down, make_layer_inputs(layer_index, Input::ffn_down, layer.down, args, M), M);
 }
 
 void CudaShard::batch_add(int64_t M) {
@@ -560,7 +599,7 @@ void CudaShard::batch_head(const cuda::Operand& inputs, int64_t first, int64_t M
   part.tiles += cuda::operand_bytes(first, inputs.K);
   part.scale += first;
   part.rows = M;
-  multiply(head, part, vocabulary.count, false, batch_logits.as<float>(), vocabulary.count);
+  multiply(head, part, {0, vocabulary.count}, false, batch_logits.as<float>(), vocabulary.count);
 }
 
 }  // namespace lacuna::model

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -80,6 +81,7 @@ struct Group {
   std::vector<int64_t> at;  // of each part's results
   int64_t outputs = 0;      // padded
   int64_t bytes = 0;        // of canonical weights
+  std::vector<int64_t> part_bytes;
 
   const float* start = nullptr;  // biases of all parts, [outputs], or nullptr
   float* scale = nullptr;        // of the outputs as an operand, [outputs]
@@ -148,6 +150,9 @@ struct Card {
 /// Inputs of a layer below these are left out; 0: none.
 using LayerThresholds = std::array<float, kInputs>;
 
+/// Sees, and may change, what a layer's group reads in a batch: x: [M, K] in device memory.
+using BatchObserver = std::function<void(int64_t layer, Input input, float* x, int64_t M, int64_t K)>;
+
 class CudaShard {
  public:
   /// config: of the whole model. plans: outlives the shard.
@@ -180,6 +185,8 @@ class CudaShard {
   void batch_mlp(int64_t index, int64_t M);
   /// Adds what the half block's shards made to the residual stream; after the exchange, where there are several.
   void batch_add(int64_t M);
+  /// Memory of what an observer sees.
+  void reserve_observed();
   /// Entries of card.batch_sums.
   static int64_t batch_stride(int64_t M, int64_t n_embd) { return (M * n_embd + 63) / 64 * 64; }
   cuda::Operand batch_head_inputs(int64_t M);
@@ -198,6 +205,8 @@ class CudaShard {
   const float *output_norm = nullptr, *output_norm_bias = nullptr;
   cuda::Buffer cache, ids, positions, batch_logits, attention_workspace, argmax_workspace;
   cuda::Buffer partial, arrived;   // of products in a fixed order, empty: in any
+  BatchObserver observer;          // of batches; empty: their inputs are not written out
+  cuda::Buffer observed;           // [tokens, widest input]
   cuda::Buffer handed;             // what the CPU's layers made of a batch, [tokens, n_embd]: the residual stream
   cuda::Buffer counts;             // [layers][kInputs] of inputs left out; empty: not counted
   std::deque<cuda::Buffer> norms;  // of wina, what the groups point to
@@ -211,6 +220,7 @@ class CudaShard {
   } batch;
 
  private:
+  friend class CudaBlock;  // which runs a layer's parts one by one
   ZigzagRun upload_run(std::span<const kernels::WeightView> parts, int64_t at, ThreadPool& pool);
   /// scale: Group::scale, whose part for these outputs is filled.
   KeptRun upload_kept(std::span<const kernels::WeightView> parts, int64_t at, cuda::Buffer& scale, ThreadPool& pool);
@@ -222,10 +232,16 @@ class CudaShard {
   cuda::Heads heads_of(const Layer& layer, int64_t layer_index, float* of_qkv);
   /// x [M, K] as an operand; K: of the group.
   cuda::Operand make_inputs(const Group& group, const cuda::GemmInputs& args, int64_t M);
+  /// The same of a layer's input, which an observer sees before it is rounded.
+  cuda::Operand make_layer_inputs(int64_t layer, Input input, const Group& group, const cuda::GemmInputs& args,
+                                  int64_t M);
+  /// What make_inputs() rounds: y: [M, K].
+  void write_inputs(const cuda::GemmInputs& args, int64_t M, int64_t K, float* y);
   /// Outputs [first, first + count) of the group's weights, f16, in the work space `to`.
   cuda::Operand make_weights(const Group& group, int64_t first, int64_t count, std::byte* to);
-  /// y[M, N], rows `stride` apart, += or = the group's product.
-  void multiply(const Group& group, const cuda::Operand& inputs, int64_t N, bool add, float* y, int64_t stride);
+  /// y[M, outputs.count], rows `stride` apart, += or = the product of these outputs of the group (of a part from its
+  /// first one on).
+  void multiply(const Group& group, const cuda::Operand& inputs, Share outputs, bool add, float* y, int64_t stride);
   /// The product of a half block: to the residual stream, or to this shard's entry of what is exchanged.
   void multiply_half_block(const Group& group, const cuda::Operand& inputs, int64_t M);
   /// The norm before a half block of one token, `add` summed first.

@@ -61,7 +61,8 @@ TEST(Histogram, CountsByEdges) {
 
 struct Model : test::LoadedModel {
   std::vector<int32_t> ids;
-  explicit Model(const std::string& path) : LoadedModel(path) {
+  CpuSubject subject;
+  explicit Model(const std::string& path) : LoadedModel(path), subject(*decoder, checkpoint) {
     Rng rng(11);
     for (int i = 0; i < 512; ++i) ids.push_back(int32_t(rng.below(uint64_t(decoder->config().n_vocab))));
   }
@@ -84,7 +85,7 @@ TEST(Calibrate, EveryLevelLeavesOutWhatItAsks) {
   for (const char* path : {"text_model", "hf/opt", "hf/opt_post_norm_projected", "hf/qwen3"}) {
     Model model(test::fixture(path));
     const Calibration result =
-        calibrate(*model.decoder, model.checkpoint, model.ids, "sha", small(model.decoder->config()));
+        calibrate(model.subject, model.checkpoint, model.ids, "sha", small(model.decoder->config()));
     ASSERT_EQ(result.set.entries.size(), 6u);
     EXPECT_EQ(result.set.tokens, result.statistics.tokens);
     EXPECT_LT(result.set.tokens, 512) << "the first positions of a window are left out";
@@ -110,16 +111,17 @@ TEST(Search, GreedyIsNotWorseThanUniform) {
   const model::Config& config = model.decoder->config();
   const int64_t window = std::min<int64_t>(64, config.n_ctx);
   const Statistics statistics =
-      collect_statistics(*model.decoder, model.ids, {}, {std::min<int64_t>(64, config.n_ctx), 4, false});
+      collect_statistics(model.subject, model.ids, {}, {std::min<int64_t>(64, config.n_ctx), 4, false});
   std::vector<float> x(size_t(2 * window * config.n_embd));
   for (int64_t w = 0; w < 2; ++w)
     model.decoder->embed(std::span(model.ids).subspan(size_t(w * window), size_t(window)), 0,
                          x.data() + w * window * config.n_embd);
   model::Block block(model.checkpoint, config, 0, 2, window, model.pool);
+  CpuTrials trials(block, x.data(), 4);
   for (const bool exhaustive : {false, true}) {
     SearchOptions options;
     options.exhaustive = exhaustive;
-    const auto path = search_block(block, x.data(), statistics.magnitude[0], nullptr, 0.65, options);
+    const auto path = search_block(trials, statistics.magnitude[0], nullptr, 0.65, options);
     EXPECT_GE(path.back().sparsity, 0.65);
     for (size_t i = 1; i < path.size(); ++i) EXPECT_GT(path[i].sparsity, path[i - 1].sparsity);
     for (const double level : {0.25, 0.5, 0.65}) {
@@ -159,19 +161,19 @@ TEST(Allocate, SpendsWhereItCostsLeast) {
 TEST(Calibrate, ShortTextsAndBadValuesAreErrors) {
   Model model(test::fixture("text_model"));
   CalibrateOptions options = small(model.decoder->config());
-  EXPECT_THAT([&] { calibrate(*model.decoder, model.checkpoint, std::span(model.ids).first(20), "sha", options); },
+  EXPECT_THAT([&] { calibrate(model.subject, model.checkpoint, std::span(model.ids).first(20), "sha", options); },
               ThrowsMessage<Error>(HasSubstr("the text has 20")));
   const CalibrateOptions good = options;
   options.levels = {0.5, 0.25};
-  EXPECT_THAT([&] { calibrate(*model.decoder, model.checkpoint, model.ids, "sha", options); },
+  EXPECT_THAT([&] { calibrate(model.subject, model.checkpoint, model.ids, "sha", options); },
               ThrowsMessage<Error>(HasSubstr("ascend")));
   options = good;
   options.sparse_tokens = options.skipped;
-  EXPECT_THAT([&] { calibrate(*model.decoder, model.checkpoint, model.ids, "sha", options); },
+  EXPECT_THAT([&] { calibrate(model.subject, model.checkpoint, model.ids, "sha", options); },
               ThrowsMessage<Error>(HasSubstr("give more sparse tokens")));
   options = good;
   options.search_window = model.decoder->config().n_ctx + 1;
-  EXPECT_THAT([&] { calibrate(*model.decoder, model.checkpoint, model.ids, "sha", options); },
+  EXPECT_THAT([&] { calibrate(model.subject, model.checkpoint, model.ids, "sha", options); },
               ThrowsMessage<Error>(HasSubstr("the search for thresholds")));
 }
 

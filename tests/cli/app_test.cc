@@ -130,6 +130,9 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
     refused({"--dense-prefix", "3"}, "--act-sparsity");
   }
   expect_error({"tune", kModel, "--gpu", "1"}, "--gpu needs --device cuda");
+  for (const char* flag : {"--gpu", "--gpu-memory"})
+    expect_error({"calibrate", kModel, "--text", kModel, flag, "1"}, std::string(flag) + " needs --device cuda");
+  expect_error({"calibrate", kModel, "--text", kModel, "--device", "cuda", "--group", "16"}, "--group");
   expect_error(with({"--what", "prefill", "--act-sparsity", "50"}), "a prompt runs dense");
   expect_error(with({"--what", "linear", "--tokens", "2"}), "of one token of --synthetic SHAPE");
   expect_error({"bench", kModel, "--device", "cuda", "--what", "linear"}, "of one token of --synthetic SHAPE");

@@ -139,6 +139,19 @@ TEST(Calibrate, ThresholdsOfAnotherModelAreRefused) {
   expect_error({"run", folder.dir.file("other.gguf"), "-p", "a", "--act-sparsity", "50"}, "lacuna calibrate");
 }
 
+// Before anything is written, and not on the CPU instead.
+TEST(Calibrate, OnCudaRefusesWhatRunsOnTheCpuAlone) {
+  const Folder folder;
+  expect_error(folder.calibrate({"--device", "cuda", "--group", "8"}), "--group finds thresholds for the CPU");
+  expect_error(folder.calibrate({"--gpu", "1"}), "--gpu needs --device cuda");
+  auto opt = folder.calibrate({"--device", "cuda", "-o", folder.dir.file("m.thresholds.gguf")});
+  opt[1] = fixture("hf/opt");
+  expect_error(opt, "");  // no card, or learned positions
+  EXPECT_FALSE(std::filesystem::exists(folder.dir.file("m.thresholds.gguf")));
+  const std::string help = output_of({"calibrate", "--help"});
+  for (const char* flag : {"--gpu ", "--gpu-memory", "--device"}) EXPECT_NE(help.find(flag), std::string::npos) << flag;
+}
+
 TEST(Calibrate, BadTextsLeaveNothing) {
   const Folder folder;
   std::ofstream(folder.dir.file("short.txt")) << "a";

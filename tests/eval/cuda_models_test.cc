@@ -78,8 +78,8 @@ model::Thresholds half_of(Model& model) {
   options.criteria = {model::Criterion::magnitude, model::Criterion::wina};
   options.tokens = options.ctx = options.sparse_tokens = kContext;
   options.progress = false;
-  const auto set =
-      calibrate::calibrate(*model.decoder, model.checkpoint, model.tokenizer.encode(text()), "sha", options).set;
+  calibrate::CpuSubject subject(*model.decoder, model.checkpoint);
+  const auto set = calibrate::calibrate(subject, model.checkpoint, model.tokenizer.encode(text()), "sha", options).set;
   return set.select(0.5, model::Mode::uniform, model::Criterion::wina, "test");
 }
 

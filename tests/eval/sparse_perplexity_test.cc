@@ -66,7 +66,8 @@ model::Thresholds calibrated(Model& model, const std::vector<int32_t>& ids, doub
   options.modes = {model::Mode::uniform};
   options.tokens = options.ctx = options.sparse_tokens = kTokens;
   options.progress = false;
-  const auto set = calibrate::calibrate(*model.decoder, model.checkpoint, ids, "sha", options).set;
+  calibrate::CpuSubject subject(*model.decoder, model.checkpoint);
+  const auto set = calibrate::calibrate(subject, model.checkpoint, ids, "sha", options).set;
   return set.select(level, model::Mode::uniform, model::Criterion::magnitude, "test");
 }
 

@@ -2,6 +2,7 @@
 // of the kernels: what a decoder makes of them can be tested without a card. Devices are the host's memory. Weights in
 // f32 rows and zz8, in which no product is rounded on the way.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -13,6 +14,7 @@
 #include "core/error.h"
 #include "host_device/peers.h"
 #include "host_device/tape.h"
+#include "kernels/cuda/calibration.h"
 #include "kernels/cuda/exchange.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemv.h"
@@ -357,6 +359,36 @@ void launch_count_inactive(const Device&, Stream&, const float* x, int64_t K, co
   enqueue([=] {
     for (int64_t k = 0; k < K; ++k) *count += !active(x[k], t, norms, k);
   });
+}
+
+void launch_gate_rows(const Device&, Stream&, const GateRowsArgs& a) {
+  for (int64_t m = 0; m < a.M; ++m)
+    for (int64_t k = 0; k < a.K; ++k) {
+      const float x = a.x[m * a.stride + k];
+      a.y[m * a.K + k] = a.gate == Gate::swiglu ? silu(x) * a.up[m * a.stride + k] : std::max(x, 0.0f);
+    }
+}
+void launch_count_sizes(const Device&, Stream&, const CountSizesArgs& a) {
+  for (int64_t i = 0; i < a.M * a.K; ++i) {
+    const float size = std::abs(a.norms != nullptr ? a.x[i] * a.norms[i % a.K] : a.x[i]);
+    ++a.bins[std::bit_cast<uint32_t>(size) >> kSizeShift];
+  }
+}
+void launch_find_non_finite(const Device&, Stream&, const float* x, int64_t count, uint32_t* first) {
+  const auto bad = std::find_if(x, x + count, [](float v) { return !std::isfinite(v); });
+  if (bad != x + count) *first = std::min(*first, uint32_t(bad - x));
+}
+void launch_mask_rows(const Device&, Stream&, const MaskRowsArgs& a) {
+  for (int64_t i = 0; i < a.M * a.K; ++i) {
+    const bool out = (a.first + i / a.K) % a.window >= a.dense && !active(a.x[i], a.t, a.norms, i % a.K);
+    a.y[i] = out ? 0.0f : a.x[i];
+    if (a.inactive != nullptr) *a.inactive += out;
+  }
+}
+void launch_squared_distance(const Device&, Stream&, const float* a, const float* b, int64_t count, double* parts) {
+  std::fill_n(parts, kDistanceParts, 0.0);
+  for (int64_t i = 0; i < count; ++i)
+    parts[i % kDistanceParts] += (double(a[i]) - double(b[i])) * (double(a[i]) - double(b[i]));
 }
 
 int64_t operand_bytes(int64_t rows, int64_t K) {

@@ -126,6 +126,11 @@ T atomicAdd(T* to, T v) {
   *to += v;
   return before;
 }
+inline unsigned atomicMin(unsigned* to, unsigned v) {
+  const unsigned before = *to;
+  *to = std::min(*to, v);
+  return before;
+}
 template <class To, class From>
 To lacuna_bits_as(From from) {
   To to;

@@ -2,6 +2,7 @@
 #include "core/error.h"
 #include "kernels/cuda/active.h"
 #include "kernels/cuda/baselines.h"
+#include "kernels/cuda/calibration.h"
 #include "kernels/cuda/column_statistics.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/exchange.h"
@@ -121,5 +122,10 @@ void launch_top_k(const Device&, Stream&, const TopKArgs&) { refuse(); }
 void launch_count_inactive(const Device&, Stream&, const float*, int64_t, const float*, float, unsigned long long*) {
   refuse();
 }
+void launch_gate_rows(const Device&, Stream&, const GateRowsArgs&) { refuse(); }
+void launch_count_sizes(const Device&, Stream&, const CountSizesArgs&) { refuse(); }
+void launch_find_non_finite(const Device&, Stream&, const float*, int64_t, uint32_t*) { refuse(); }
+void launch_mask_rows(const Device&, Stream&, const MaskRowsArgs&) { refuse(); }
+void launch_squared_distance(const Device&, Stream&, const float*, const float*, int64_t, double*) { refuse(); }
 
 }  // namespace lacuna::cuda
