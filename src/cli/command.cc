@@ -52,7 +52,7 @@ void check_common(const Common& common) {
   if (common.device == "cuda")
     throw Error(
         "--device cuda is for `run`, `perplexity`, `eval`, `bench`, `calibrate`, `tune`, `compress` and `image step`, "
-        "`denoise`, `bench`, `linear` and `calibrate` so far; leave it out here");
+        "`denoise`, `bench`, `linear`, `tune` and `calibrate` so far; leave it out here");
 }
 
 void add_gpu_choice(CLI::App& command, GpuFlags& flags) {
