@@ -1,6 +1,7 @@
 """What the scripts that measure on a GPU share: result files, and times of CUDA graphs through PyTorch."""
 import datetime
 import json
+import os
 import pathlib
 import shlex
 import statistics
@@ -9,15 +10,22 @@ import sys
 
 
 def git_commit() -> str:
-    return subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], check=True, capture_output=True, text=True).stdout.strip()
+    """Empty outside of a checkout."""
+    return subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True).stdout.strip()
+
+
+def device_and_driver() -> list[str]:
+    """Of the first GPU that programs see."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    query = subprocess.run(["nvidia-smi", "-i", first, "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True, capture_output=True, text=True)
+    return [part.strip() for part in query.stdout.splitlines()[0].split(",")]
 
 
 def save(out: str | pathlib.Path | None, rows: list[dict], *, command: list[str] | None = None, commit: str | None = None, **more) -> None:
     """Writes {command, commit, date, device, driver, rows, ...} in one step: a run that is cut short leaves the file of the step before."""
     if not out:
         return
-    query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True, capture_output=True, text=True)
-    device, driver = (part.strip() for part in query.stdout.splitlines()[0].split(","))
+    device, driver = device_and_driver()
     result = {"command": shlex.join(command or sys.argv), "commit": commit or git_commit(), "date": datetime.date.today().isoformat(), "device": device, "driver": driver,
               "rows": rows, **more}
     path = pathlib.Path(out)

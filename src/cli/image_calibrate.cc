@@ -108,6 +108,7 @@ void write(const Options& options, const io::ImageCheckpoint& checkpoint, const 
     print_json({{"path", options.out},
                 {"images", images},
                 {"runs", runs},
+                {"device", options.device},
                 {"matrices", matrices},
                 {"unseen", left},
                 {"entropies", options.entropies},
@@ -133,7 +134,7 @@ int run(const Options& options, const CLI::App& command) {
   std::vector<ImageInputs> inputs;
   for (const std::string& path : options.inputs)
     inputs.emplace_back(path, model::flux::read_config(checkpoint), options.loop, command);
-  ImageNet net(checkpoint, options, options.gpu, largest_step(inputs));
+  ImageNet net(checkpoint, options, options.gpu, largest_step(inputs), {.path = {}, .none = true});
   const calibrate::ImageStatisticsOptions chosen{options.second_moments,
                                                  int64_t(options.memory_gib * double(int64_t{1} << 30))};
   if (net.cuda() != nullptr) {

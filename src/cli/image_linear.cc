@@ -211,7 +211,8 @@ Action add_image_linear(CLI::App& group) {
       ->check(keys_of(kKernels))
       ->capture_default_str()
       ->type_name("NAME");
-  command->add_flag("--plans", options->plans, "every shape of blocks that the wgmma kernel has, not the default one");
+  command->add_flag("--plans", options->plans,
+                    "every shape of blocks that the wgmma kernel has, not only the one that would be taken");
   command
       ->add_option("--groups", options->groups,
                    "grouped: the tokens are shared out to so many groups (experts), each with outputs of its own")

@@ -57,7 +57,7 @@ double check(TensorCoreCase& of, cuda::TensorCoreArgs args, const ProductTimes& 
   for (const PlanTimes& other : std::span(times.plans).subspan(1)) {
     args.plan = &other.plan;
     const double off = relative_difference(of.results(args), expected);
-    if (!(off < kMostTensorCoreError)) refuse(other.plan, off, "what the default plan gives");
+    if (off != 0) refuse(other.plan, off, "what the default plan gives");  // all sum in one order
   }
   return error;
 }

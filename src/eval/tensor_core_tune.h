@@ -41,8 +41,8 @@ struct ProductTimes {
 };
 
 /// Times of every plan that the wgmma kernel has for the case's product, in turn. Results of the default plan are
-/// compared with double precision, all results of the others with the default's; Error where they differ by more than
-/// rounding, or where the device runs no such plan.
+/// compared with double precision; Error where they differ by more than rounding, where any result of another plan
+/// differs from the default's at all, or where the device runs no such plan.
 ProductTimes tune_tensor_core(TensorCoreCase& of, cuda::Accumulate accumulate, const TensorCoreTuneOptions& options);
 
 }  // namespace lacuna::eval

@@ -125,7 +125,7 @@ TEST(HostCalibrateOnce, BatchesContinueAWindow) {
     }
 }
 
-// Nothing of calibration is left behind: tokens run as before, and thresholds of set_sparsity() hold again.
+// Nothing of calibration is left behind: tokens run as before.
 TEST(HostCalibrateOnce, TheDecoderIsAsBefore) {
   Both both(Id::f32, false);
   const auto logits = [&] {

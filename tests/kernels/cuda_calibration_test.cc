@@ -78,7 +78,7 @@ TEST_F(CudaCalibration, CountsEverySizeInItsBin) {
     std::vector<float> x = normal(M * K, uint64_t(3 * M + K));
     for (size_t i = 0; i < x.size(); i += 3) x[i] *= 1e-20f;
     x[0] = -0.0f;
-    x.back() = K % 2 == 0 ? kNan : -kInf;
+    x.back() = -kInf;
     std::vector<float> norms = normal(K, 9);
     for (float& norm : norms) norm = std::abs(norm);
     for (const bool weighted : {false, true}) {

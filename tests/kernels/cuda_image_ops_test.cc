@@ -443,6 +443,15 @@ TEST(CudaImageOps, AttentionTakesWgmmaWhereItRuns) {
   args.rows.image = cuda::kMostWgmmaTokens, refuses();
 }
 
+TEST(RouteParts, HoldEveryChoiceAndAreNeverMoreThanTheMost) {
+  for (int64_t choices = 1; choices < 300000; choices += choices < 2000 ? 1 : 37) {
+    ASSERT_GE(cuda::route_part(choices) * cuda::route_parts(choices), choices);
+    ASSERT_LE(cuda::route_parts(choices), cuda::kMostRouteParts) << choices;
+    ASSERT_EQ(cuda::route_part(choices) % 32, 0);
+  }
+  EXPECT_LT(cuda::route_parts(67584), cuda::route_parts(65536));  // more choices may take fewer parts
+}
+
 TEST(CudaImageOps, ExpertsRoutedGatheredAndCombined) {
   LACUNA_NEED_DEVICE();
   for (const bool normalize : {false, true})

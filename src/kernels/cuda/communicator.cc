@@ -232,16 +232,16 @@ class PeerCommunicator final : public Communicator {
       values.back().upload(std::as_bytes(std::span(&mine, 1)), int64_t(d * sizeof(float)));
       data.push_back(values.back().as<float>());
     }
+    bool ended = false;
     try {
       gather(data, 1);
+      const auto begin = std::chrono::steady_clock::now();
+      while (!(ended = all_idle(members_)) && std::chrono::steady_clock::now() - begin < kPatience) {
+      }
     } catch (...) {
       abort();  // the buffers wait for what has begun
       throw;
     }
-    const auto begin = std::chrono::steady_clock::now();
-    while (!all_idle(members_) && std::chrono::steady_clock::now() - begin < kPatience) {
-    }
-    const bool ended = all_idle(members_);
     if (!ended) abort();
     for (size_t d = 0; d < members_.size(); ++d) {
       if (ended) values[d].download(std::as_writable_bytes(std::span(found)));

@@ -10,7 +10,7 @@
 namespace lacuna::cuda {
 
 /// Floats that a member gives in one launch: a share of 128Ki logits, prompts of 32 tokens of 4096 values. A launch
-/// sends 8 bytes a float, so that 512 KiB take 2 to 3 us of NVLink's 450 GB/s, less than NCCL needs to begin.
+/// sends 8 bytes a float, so that NCCL is faster for large counts (docs/cuda.md, "Several devices").
 inline constexpr int64_t kMostExchanged = 128 * 1024;
 /// Members of an exchange, and blocks of its launches.
 inline constexpr int kMostMembers = 16, kExchangeBlocks = 64;

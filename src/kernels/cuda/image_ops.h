@@ -123,7 +123,7 @@ struct RouteArgs {
   int experts = 0, top_k = 0;  // experts: at most kMostExperts; top_k: at most 32; M top_k < 2^31
   bool normalize = true;
   int32_t* expert = nullptr;   // [M][top_k], work space
-  int32_t* counts = nullptr;   // [experts][route_parts(M top_k)], work space
+  int32_t* counts = nullptr;   // [experts][route_parts(M top_k)], at most kMostRouteParts; work space
   int32_t* offsets = nullptr;  // [experts + 1]
   int32_t* token = nullptr;    // [M top_k]: of a row
   int32_t* row = nullptr;      // [M][top_k]: of a token's choices

@@ -668,7 +668,7 @@ int64_t CudaNet::Impl::lay_out(std::byte* base) {
   if (!has_experts()) return arena.bytes();
   const int64_t routed = expert_rows(), E = config.moe.n_experts;
   place(logits, M * padded_outputs(E));
-  place(chosen, routed), place(counts, E * cuda::route_parts(routed)), place(offsets, E + 1), place(token, routed),
+  place(chosen, routed), place(counts, E * cuda::kMostRouteParts), place(offsets, E + 1), place(token, routed),
       place(row, routed);
   place(share, routed);
   place(expert_values, routed * Ws), place(expert_inner, routed * expert_stride());
@@ -819,7 +819,7 @@ double CudaNet::deviation() {
   const Borrowed<bool> with(net.portable, true);
   net.launch({});
   results(portable);
-  return largest_deviation(fast, portable, width);
+  return largest_deviation(fast, portable, net.has_experts() ? int64_t(fast.size()) : width);
 }
 
 double CudaNet::time_step() {

@@ -74,8 +74,9 @@ class CudaNet {
   void predict(std::span<const Inputs> images, std::span<float> out, const Observer* observer = nullptr,
                const CudaInputObserver* layers = nullptr);
 
-  /// largest_deviation of the last predict()'s step from the same step by kernels that every device runs: other
-  /// instructions, tiles and orders of sums. 0 where the device has no others.
+  /// largest_deviation of a token's results of the last predict()'s step from the same step by kernels that every
+  /// device runs: other instructions, tiles and orders of sums. Of a net with experts that of all results together, for
+  /// a token whose choice is close may go to another expert. 0 where the device has no others.
   double deviation();
   /// Milliseconds on the device of the last predict()'s step run again: the whole from a graph without marks, the parts
   /// from one with a mark where the part changes.
