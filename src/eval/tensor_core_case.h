@@ -31,7 +31,8 @@ struct RandomWeights {
 /// Throws Error for a layout that is none of f8, nm24_f8, nm24_bf16 and bf16.
 RandomWeights random_weights(const layout::Layout& layout, layout::Shape shape, uint64_t seed, ThreadPool& pool);
 
-/// Operands lie there in several copies, two to eight, so that the device's cache does not hold them where they are large.
+/// Operands lie there in several copies, two to eight, so that the device's cache does not hold them where they are
+/// large.
 class TensorCoreCase {
  public:
   /// weights: [N max(groups, 1), K], must outlive this. Tokens are standard normal numbers in bf16, quantized as they
