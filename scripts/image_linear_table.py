@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """QuaSpa's Table 1 and Figure 8 on this machine's GPU: `lacuna image linear --device cuda` beside PyTorch's row-wise and tensor-wise FP8 products
 (cuBLAS and CUTLASS through torch._scaled_mm, with and without fast accumulation) and cuSPARSELt's FP8 2:4 product, every algorithm of it timed.
-One run, random normal data, graphs of 8 launches over several copies of the operands, medians; our sparse product once more after the peers. Then products
-grouped by experts, even and skewed, beside torch._scaled_grouped_mm, and what a scale a row saves of the error beside one scale a tensor. Without PyTorch the
-peers are left out, and it says so.
+One run, random normal data, graphs of 8 launches over several copies of the operands, medians; our sparse product once more after the peers. Then the ablation, the
+kernel of devices without wgmma (mma) on the same shapes, products grouped by experts, even and skewed, beside torch._scaled_grouped_mm, and what a scale a row saves
+of the error beside one scale a tensor. Without PyTorch the peers are left out, and it says so.
 Prints a table; --out keeps {command, commit, date, device, driver, rows}."""
 import argparse
 import json
@@ -157,6 +157,8 @@ def main() -> int:
             print(f"{shape} done", file=sys.stderr)
     rows += [dict(row, ablation=True) for row in lacuna(args.lacuna, [*runs, *shapes_flag(paper), "--layout", "nm24_f8", "--write-back", "staged,direct,separate"])]
     save(args.out, rows)
+    rows += [dict(row, forced=True) for row in lacuna(args.lacuna, [*runs, *shapes_flag(paper), "--layout", "f8,nm24_f8", "--kernel", "mma"])]
+    save(args.out, rows)
     rows += lacuna(args.lacuna, [*runs, *shapes_flag(MORE), "--layout", "f8,nm24_f8,bf16,nm24_bf16"])
     save(args.out, rows)
     if args.shapes == len(PAPER):
@@ -170,7 +172,7 @@ def main() -> int:
         if row["bench"] == "error":
             print(f"one scale {row['scales']}{', outliers' if row['outliers'] else ''}: relative error of a token {row['median_relative_error']:.4f}, at most {row['largest_relative_error']:.4f}")
             continue
-        key = row.get("peer") or f"{row['layout']}, {row['accumulate']}, {row['write_back']}{', again' if row.get('repeated') else ''}{', ablation' if row.get('ablation') else ''}"
+        key = row.get("peer") or f"{row['layout']}, {row['accumulate']}, {row['write_back']}{', again' if row.get('repeated') else ''}{', ablation' if row.get('ablation') else ''}{', mma' if row.get('forced') else ''}"
         groups = f"{row['groups']} groups{', skewed' if row.get('skewed') else ''}" if row.get("groups") else ""
         kept.setdefault((row["M"], row["N"], row["K"], groups), {}).setdefault(key, row)
     for shape, of in kept.items():
