@@ -11,6 +11,9 @@
 
 namespace lacuna::calibrate {
 
+/// |a - b|^2; b: as many values as a.
+double squared_distance(const std::vector<float>& a, const float* b);
+
 /// A block that has run dense on its input x.
 class BlockTrials {
  public:

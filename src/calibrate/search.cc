@@ -12,15 +12,6 @@ using model::kInputs;
 using model::kMatrices;
 using model::Matrix;
 
-double distance(const std::vector<float>& a, const float* b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double d = double(a[i]) - double(b[i]);
-    sum += d * d;
-  }
-  return sum;
-}
-
 Block::Mask mask_of(Matrix matrix, double share, const std::array<Histogram, kInputs>& sizes,
                     const std::array<std::vector<float>, kInputs>* norms, int64_t group) {
   const auto input = size_t(input_of(matrix));
@@ -110,7 +101,8 @@ double block_error(Block& block, const float* x, const std::array<Histogram, kIn
   for (size_t m = 0; m < size_t(kMatrices); ++m)
     masks[m] = mask_of(Matrix(m), share[size_t(input_of(Matrix(m)))], sizes, norms, 1);
   block.run(x, masks, dense_prefix, sparse);
-  return distance(sparse.out, dense.out.data()) / std::max(distance(dense.out, x), std::numeric_limits<double>::min());
+  return squared_distance(sparse.out, dense.out.data()) /
+         std::max(squared_distance(dense.out, x), std::numeric_limits<double>::min());
 }
 
 }  // namespace lacuna::calibrate
