@@ -124,12 +124,7 @@ void CudaSubject::set_threshold(int64_t layer, model::Input input, float t) {
   sparsity_->thresholds.t[size_t(layer)][size_t(input)] = t;
 }
 
-model::PerInput CudaSubject::realised() const {
-  model::PerInput out(counts_.size());
-  for (size_t l = 0; l < out.size(); ++l)
-    for (size_t i = 0; i < size_t(model::kInputs); ++i) out[l][i] = float(counts_[l][i].share());
-  return out;
-}
+model::PerInput CudaSubject::realised() const { return shares_of(counts_); }
 
 std::unique_ptr<BlockWalk> CudaSubject::walk(int64_t windows, int64_t window, int64_t dense_prefix) {
   return std::make_unique<CudaWalk>(decoder_, decoder_.make_block(windows, window, dense_prefix));

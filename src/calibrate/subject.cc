@@ -77,6 +77,13 @@ void refuse_value(int64_t layer, model::Input input, int64_t k, int64_t position
               name_of(input), k, position, value);
 }
 
+model::PerInput shares_of(std::span<const std::array<model::SparsityCounts::Count, model::kInputs>> layers) {
+  model::PerInput out(layers.size());
+  for (size_t l = 0; l < out.size(); ++l)
+    for (size_t i = 0; i < size_t(model::kInputs); ++i) out[l][i] = float(layers[l][i].share());
+  return out;
+}
+
 void CpuSubject::begin(int64_t tokens) {
   if (!session_ || session_->capacity() < tokens) session_.emplace(decoder_, tokens);
   session_->truncate(0);
@@ -111,13 +118,7 @@ void CpuSubject::set_sparsity(std::optional<model::SparsityOptions> options) {
 
 void CpuSubject::set_threshold(int64_t layer, model::Input input, float t) { decoder_.set_threshold(layer, input, t); }
 
-model::PerInput CpuSubject::realised() const {
-  const model::SparsityCounts& counts = decoder_.sparsity_counts();
-  model::PerInput out(counts.layers.size());
-  for (size_t l = 0; l < out.size(); ++l)
-    for (size_t i = 0; i < size_t(model::kInputs); ++i) out[l][i] = float(counts.layers[l][i].share());
-  return out;
-}
+model::PerInput CpuSubject::realised() const { return shares_of(decoder_.sparsity_counts().layers); }
 
 std::unique_ptr<BlockWalk> CpuSubject::walk(int64_t windows, int64_t window, int64_t dense_prefix) {
   return std::make_unique<CpuWalk>(decoder_, checkpoint_, windows, window, dense_prefix);

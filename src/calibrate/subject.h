@@ -2,6 +2,7 @@
 // and, where thresholds are set, left out.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -65,6 +66,8 @@ class Subject {
   virtual std::unique_ptr<BlockWalk> walk(int64_t windows, int64_t window, int64_t dense_prefix) = 0;
 };
 
+/// Shares of inputs that were left out.
+model::PerInput shares_of(std::span<const std::array<model::SparsityCounts::Count, model::kInputs>> layers);
 [[noreturn]] void refuse_value(int64_t layer, model::Input input, int64_t k, int64_t position, float value);
 
 /// The decoder on the CPU. Both outlive the subject.

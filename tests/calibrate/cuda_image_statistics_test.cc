@@ -28,6 +28,7 @@
 #include "model/flux/net.h"
 #include "model/flux/sampler.h"
 #include "model/flux/synth.h"
+#include "relative_error.h"
 #include "test_support.h"
 
 namespace lacuna::calibrate {
@@ -101,17 +102,6 @@ Results by_name(std::vector<InputStatistics> statistics) {
     out.emplace(first, std::move(one));
   }
   return out;
-}
-
-/// ||a - b|| / ||b||.
-double relative(std::span<const float> a, std::span<const float> b) {
-  EXPECT_EQ(a.size(), b.size());
-  double error = 0, square = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    error += (double(a[i]) - double(b[i])) * (double(a[i]) - double(b[i]));
-    square += double(b[i]) * double(b[i]);
-  }
-  return std::sqrt(error / square);
 }
 
 std::vector<float> values_of(const SecondMoment& moment) {
@@ -191,13 +181,14 @@ class CudaImageStatistics : public test::CudaTest {
       const InputStatistics& got = ours.at(name);
       EXPECT_EQ(got.weights, truth.weights);
       EXPECT_EQ(got.tokens, truth.tokens) << name;
-      EXPECT_LE(relative(got.norms, truth.norms), bound) << name;  // norms differ less than the inputs
+      EXPECT_LE(test::relative_error(got.norms, truth.norms), bound) << name;  // norms differ less than the inputs
       EXPECT_EQ(got.entropies.size(), truth.entropies.size()) << name;
       ASSERT_EQ(bool(got.moment), bool(truth.moment)) << name;
       if (!got.moment) continue;
       ++moments;
       // Both factors have the inputs' error, and ||x|| <= ||y|| + ||x - y||.
-      EXPECT_LE(relative(values_of(*got.moment()), values_of(*truth.moment())), bound * (2 + bound) * fan(truth))
+      EXPECT_LE(test::relative_error(values_of(*got.moment()), values_of(*truth.moment())),
+                bound * (2 + bound) * fan(truth))
           << name;
     }
     EXPECT_GT(moments, 0);

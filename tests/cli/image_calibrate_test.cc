@@ -14,6 +14,7 @@
 #include "io/float_tensors.h"
 #include "kernels/cuda_support.h"
 #include "process.h"
+#include "relative_error.h"
 #include "test_support.h"
 
 namespace lacuna::test {
@@ -140,15 +141,9 @@ TEST(ImageCalibrate, SeveralFilesAreOne) {
   for (size_t k = 0; k < one.size(); ++k) EXPECT_FLOAT_EQ(two[k], std::sqrt(2.0f) * one[k]);
 }
 
-/// ||a - b|| / ||b||.
 double relative(const io::FloatTensor& a, const io::FloatTensor& b) {
   EXPECT_EQ(a.dims, b.dims);
-  double error = 0, square = 0;
-  for (size_t i = 0; i < a.values.size(); ++i) {
-    const double difference = double(a.values[i]) - double(b.values[i]);
-    error += difference * difference, square += double(b.values[i]) * double(b.values[i]);
-  }
-  return std::sqrt(error / square);
+  return test::relative_error(a.values, b.values);
 }
 
 TEST(ImageCalibrate, MasksOfItsFileRun) {

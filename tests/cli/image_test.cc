@@ -13,6 +13,7 @@
 #include "io/float_tensors.h"
 #include "kernels/cuda_support.h"
 #include "process.h"
+#include "relative_error.h"
 #include "test_support.h"
 
 namespace lacuna::test {
@@ -78,15 +79,9 @@ TEST(ImageStep, PredictsAsDiffusers) {
   }
 }
 
-/// ||a - b|| / ||b||.
 double relative(const io::FloatTensor& a, const io::FloatTensor& b) {
   EXPECT_EQ(a.dims, b.dims);
-  double error = 0, square = 0;
-  for (size_t i = 0; i < a.values.size(); ++i) {
-    const double difference = double(a.values[i]) - double(b.values[i]);
-    error += difference * difference, square += double(b.values[i]) * double(b.values[i]);
-  }
-  return std::sqrt(error / square);
+  return test::relative_error(a.values, b.values);
 }
 
 // E4M3 rounds weights and inputs by 2^-4 of themselves at most, a few percent in the mean, in each of some ten products

@@ -25,6 +25,7 @@
 #include "model/flux/net.h"
 #include "model/flux/sampler.h"
 #include "model/flux/synth.h"
+#include "relative_error.h"
 #include "test_support.h"
 
 namespace lacuna::model::flux {
@@ -90,17 +91,6 @@ Results run_cpu(Net& net, std::span<const Inputs> images) {
   return out;
 }
 
-/// ||a - b|| / ||b||.
-double relative(std::span<const float> a, std::span<const float> b) {
-  EXPECT_EQ(a.size(), b.size());
-  double error = 0, square = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    error += (double(a[i]) - double(b[i])) * (double(a[i]) - double(b[i]));
-    square += double(b[i]) * double(b[i]);
-  }
-  return std::sqrt(error / square);
-}
-
 /// A rounding to BF16 costs 2^-9/sqrt(3) of a value on average; a path through a block has about 12 of them. Three
 /// times as much is allowed.
 double bf16_bound(const Config& config) {
@@ -136,7 +126,7 @@ class CudaFlux : public test::CudaTest {
     const Results found = run_cuda(net, images), expected = run_cpu(cpu, images);
     for (const auto& [name, values] : found) {
       ASSERT_TRUE(expected.contains(name)) << name;
-      EXPECT_LE(relative(values, expected.at(name)), bound) << name;
+      EXPECT_LE(test::relative_error(values, expected.at(name)), bound) << name;
     }
     EXPECT_EQ(found.size(), 3 + 2 * size_t(net.config().n_double + net.config().n_single));
     // As a graph, and again.
@@ -167,7 +157,8 @@ TEST_F(CudaFlux, BlocksAreDiffusers) {
     CudaNet net(checkpoint, pool(), device(), kQuiet);
     const Results results = run_cuda(net, inputs_of(file));
     for (const auto& [module, values] : results)
-      EXPECT_LE(relative(values, file.at("f64." + module).values), bf16_bound(net.config())) << name << ' ' << module;
+      EXPECT_LE(test::relative_error(values, file.at("f64." + module).values), bf16_bound(net.config()))
+          << name << ' ' << module;
     EXPECT_GE(results.size(), 5);
   }
 }
