@@ -285,9 +285,11 @@ TEST(ImageCalibrateCuda, TheFileIsTheCpus) {
     };
     const Json ours = report("cuda", dir.file("cuda")), theirs = report("cpu", dir.file("cpu"));
     ASSERT_EQ(ours.size(), theirs.size());
+    EXPECT_EQ(ours.at("device"), "cuda");
+    EXPECT_EQ(theirs.at("device"), "cpu");
     for (const auto& [key, value] : theirs.items()) {
       ASSERT_TRUE(ours.contains(key)) << key;
-      if (key != "path" && key != "seconds" && key != "peak_memory_bytes") {
+      if (key != "path" && key != "seconds" && key != "peak_memory_bytes" && key != "device") {
         EXPECT_EQ(ours.at(key), value) << key;
       }
     }
