@@ -38,7 +38,7 @@ namespace {
 /// The device's plans for the product, the default one first.
 std::vector<PlanTimes> plans_of(const cuda::DeviceInfo& device, const cuda::TensorCoreProduct& product) {
   std::vector<PlanTimes> out = {
-      {default_plan(device, product.operation, product.accumulate, product.M, product.N), {}}};
+      {default_plan(device, product.operation, product.accumulate, product.M, product.N, product.groups), {}}};
   for (const cuda::TensorCorePlan& plan : cuda::tensor_core_plans(product.operation, product.accumulate))
     if (plan != out.front().plan) out.push_back({plan, {}});
   return out;

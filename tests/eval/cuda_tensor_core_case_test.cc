@@ -71,7 +71,8 @@ TEST_F(CudaTensorCoreCase, EveryPlanIsTimed) {
     EXPECT_EQ(times.product, (cuda::TensorCoreProduct{random.tiles.operation, accumulate, 320, 256, 0, 300}));
     const auto plans = cuda::tensor_core_plans(random.tiles.operation, accumulate);
     ASSERT_EQ(times.plans.size(), plans.size());
-    EXPECT_EQ(times.plans[0].plan, cuda::default_plan(device().info(), random.tiles.operation, accumulate, 300, 320));
+    EXPECT_EQ(times.plans[0].plan,
+              cuda::default_plan(device().info(), random.tiles.operation, accumulate, 300, 320, 0));
     for (const cuda::TensorCorePlan& plan : plans)
       EXPECT_EQ(std::ranges::count(times.plans, plan, &PlanTimes::plan), 1);
     for (const PlanTimes& plan : times.plans) {

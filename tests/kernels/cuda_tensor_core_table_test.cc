@@ -145,7 +145,7 @@ TEST_F(PlannedProduct, IsOfTheStagedWgmmaKernel) {
 
 TEST_F(PlannedProduct, TheTablesPlanRunsAndIsExplained) {
   if (!has_plans_) return;
-  const TensorCorePlan standard = default_plan(device_, kSparse, Accumulate::fast, args_.M, args_.w.N);
+  const TensorCorePlan standard = default_plan(device_, kSparse, Accumulate::fast, args_.M, args_.w.N, 0);
   const auto plans = tensor_core_plans(kSparse, Accumulate::fast);
   const TensorCorePlan other = plans.front() == standard ? plans.back() : plans.front();
   TensorCoreTable measured;

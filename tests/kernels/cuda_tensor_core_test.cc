@@ -20,6 +20,7 @@
 #include "core/rng.h"
 #include "core/scalar.h"
 #include "kernels/cuda/tensor_core.h"
+#include "kernels/cuda/tensor_core_wgmma.h"
 #include "kernels/cuda_memory.h"
 #include "kernels/e4m3_tokens.h"
 #include "layout/float_rows.h"
@@ -593,6 +594,43 @@ TEST(CudaTensorCore, BitsDependOnTheTokenAlone) {
 
 // RECIPES 22: groups of the given sizes give what each gives alone; rows of none are not touched. (Rows after the last
 // group are NaN in x already.)
+// Tokens so that the last round of the clusters has whole tiles, halves, quarters, or none; the last one is not full.
+TEST(CudaTensorCore, TilesOfALastRoundGiveTheSameBits) {
+  LACUNA_NEED_DEVICE();
+  const auto plans_of = [](Id id) {
+    return cuda::tensor_core_plans(cuda::operation_of(layout::get(id)), Accumulate::fast);
+  };
+  if (device().info().major != 9 || plans_of(Id::bf16).empty()) GTEST_SKIP() << "SKIPPED: only wgmma splits tiles";
+  const TensorCorePlan small{.rows = 128, .tokens = 128, .cluster = 2};
+  for (const Id id : layouts()) {
+    const Shape shape{200, has_eight_bits(id) ? 300 : 150};
+    for (const TensorCorePlan& plan : plans_of(id)) {
+      if (!cuda::splits_last_round(plan, false)) continue;
+      const int64_t clusters = device().info().multiprocessors / plan.cluster;
+      std::set<int> splits;
+      for (const int64_t rest : {int64_t{0}, int64_t{1}, clusters / 4, clusters / 2, clusters - 1}) {
+        splits.insert(cuda::split_of_last_round(1, rest, clusters));
+        const int64_t M = (clusters + rest) * plan.tokens - 27;
+        const Product p(weight_of(id, shape, random_bytes(id, shape, 5)),
+                        random_tokens(has_eight_bits(id), M, shape.K, 6));
+        for (const bool added : {false, true}) {
+          Options o{.choice = {TensorCoreKernel::wgmma, small},
+                    .type = added ? Element::f16 : Element::bf16,
+                    .bias = true,
+                    .gate_and_add = added,
+                    .activation = added ? TensorCoreActivation::none : TensorCoreActivation::gelu_tanh};
+          const std::vector<float> unsplit = p.run(o, M);
+          o.choice.plan = plan;
+          ASSERT_TRUE(same_bits(p.run(o, M), unsplit)) << p.w().layout->name << ", " << rest << " tiles left over";
+          o.gap = 3;  // threads store
+          ASSERT_TRUE(same_bits(p.run(o, M), unsplit)) << p.w().layout->name << ", " << rest << " tiles left over";
+        }
+      }
+      EXPECT_EQ(splits, (std::set<int>{1, 2, cuda::kMostSplit}));
+    }
+  }
+}
+
 TEST(CudaTensorCore, GroupsGiveWhatEachGivesAlone) {
   LACUNA_NEED_DEVICE();
   std::vector<std::vector<int32_t>> sizes = {{0, 5, 0, 0, 3}, {0, 0, 0, 0, 0}, {4, 130, 1, 6, 0}, {140, 0, 0, 0, 0}};
@@ -874,6 +912,20 @@ TEST(TensorCoreChoice, OldCardsAreRefusedByName) {
               ThrowsMessage<Error>(HasSubstr("does not run the wgmma kernel")));
 }
 
+TEST(TensorCoreChoice, PartsOfALastRoundFitIt) {
+  EXPECT_EQ(cuda::split_of_last_round(4, 24, 66), 2);
+  EXPECT_EQ(cuda::split_of_last_round(1, 6, 66), 4);
+  EXPECT_EQ(cuda::split_of_last_round(0, 6, 66), 1) << "no round is whole: each tile has a cluster of its own";
+  for (const int64_t clusters : {1, 2, 57, 66})
+    for (int64_t rest = 0; rest < clusters; ++rest) {
+      const int split = cuda::split_of_last_round(2, rest, clusters);
+      EXPECT_LE(split * rest, std::max(clusters, rest)) << rest << " of " << clusters;
+      EXPECT_TRUE(split == 1 || split == 2 || split == cuda::kMostSplit);
+      if (rest > 0 && 2 * split <= cuda::kMostSplit)
+        EXPECT_GT(2 * split * rest, clusters) << rest << " of " << clusters;
+    }
+}
+
 TEST(TensorCoreChoice, TheDefaultPlanIsOneOfTheKernels) {
   for (const bool eight_bits : {false, true})
     for (const bool sparse : {false, true})
@@ -882,7 +934,7 @@ TEST(TensorCoreChoice, TheDefaultPlanIsOneOfTheKernels) {
         const auto plans = tensor_core_plans(operation, accumulate);
         if (plans.empty()) continue;
         for (const int64_t M : {1, 100, 4096})
-          EXPECT_EQ(std::ranges::count(plans, default_plan(card(9, 0), operation, accumulate, M, 3072)), 1);
+          EXPECT_EQ(std::ranges::count(plans, default_plan(card(9, 0), operation, accumulate, M, 3072, 0)), 1);
       }
 }
 

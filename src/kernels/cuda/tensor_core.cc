@@ -102,7 +102,7 @@ TensorCorePlan plan_of(const DeviceInfo& device, const TensorCoreArgs& a) {
     throw Error("the wgmma kernel has no plan of {} for {} weights", describe(*a.plan), words(a.w.operation));
   if (write_back_of(a) != WriteBack::staged) return plans.front();
   if (a.plan != nullptr) return *a.plan;
-  return default_plan(device, a.w.operation, a.accumulate, a.M, outputs_of_token(a));
+  return default_plan(device, a.w.operation, a.accumulate, a.M, outputs_of_token(a), a.groups);
 }
 
 void check_plan(const TensorCoreArgs& a, TensorCoreKernel kernel) {
@@ -129,15 +129,19 @@ TensorCoreMatrix::TensorCoreMatrix(Device& device, const TensorCoreTiles& tiles,
 std::span<const TensorCorePlan> tensor_core_plans(Operation, Accumulate) { return {}; }
 #endif
 
-TensorCorePlan default_plan(const DeviceInfo& device, Operation operation, Accumulate accumulate, int64_t M,
-                            int64_t N) {
+TensorCorePlan default_plan(const DeviceInfo& device, Operation operation, Accumulate accumulate, int64_t M, int64_t N,
+                            int groups) {
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   // Rounds of blocks times what one takes: on an H200 blocks of 192 tokens take 0.81 of the time of 256.
   const auto cost = [&](const TensorCorePlan& plan) {
     constexpr int64_t kFixedTokens = 80;
-    const int64_t blocks = ceil_div(N, plan.rows * plan.cluster) * plan.cluster * ceil_div(M, plan.tokens);
-    const int64_t rounds = ceil_div(blocks, std::max(device.multiprocessors / plan.cluster * plan.cluster, 1));
-    return rounds * plan.rows * (plan.tokens + kFixedTokens);
+    const int64_t tiles = ceil_div(N, plan.rows * plan.cluster) * ceil_div(M, plan.tokens);
+    const int64_t clusters = std::max(device.multiprocessors / plan.cluster, 1);
+    const int64_t rounds = tiles / clusters, rest = tiles % clusters;
+    const bool full = operation.eight_bits && accumulate == Accumulate::full;
+    const int split = groups == 0 && splits_last_round(plan, full) ? split_of_last_round(rounds, rest, clusters) : 1;
+    const int64_t last = rest > 0 ? plan.tokens / split + kFixedTokens : 0;
+    return plan.rows * (rounds * (plan.tokens + kFixedTokens) + last);
   };
   const std::span<const TensorCorePlan> plans = tensor_core_plans(operation, accumulate);
   if (plans.empty()) return {};

@@ -130,8 +130,9 @@ struct TensorCorePlan {
 /// Plans that the kernel has for an operation.
 std::span<const TensorCorePlan> tensor_core_plans(Operation operation, Accumulate accumulate);
 /// The one taken where none is asked for: of the least rounds of blocks times the time of one.
-/// N: outputs of a group.
-TensorCorePlan default_plan(const DeviceInfo& device, Operation operation, Accumulate accumulate, int64_t M, int64_t N);
+/// M: tokens of all groups; N: outputs of one; groups 0: one product.
+TensorCorePlan default_plan(const DeviceInfo& device, Operation operation, Accumulate accumulate, int64_t M, int64_t N,
+                            int groups);
 
 struct TensorCoreArgs {
   TensorCoreWeights w;

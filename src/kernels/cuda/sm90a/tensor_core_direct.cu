@@ -7,7 +7,7 @@ namespace {
 
 template <bool kEightBits, bool kSparse, bool kFull>
 void run(const Device& device, Stream& stream, const TensorCoreArgs& args) {
-  launch<Shape<kEightBits, kSparse, kFull, kFull ? 128 : 256, 2>, false>(device, stream, args);
+  launch<Shape<kEightBits, kSparse, kFull, kFull ? 128 : 256, 2, false>>(device, stream, args);
 }
 
 }  // namespace

@@ -27,20 +27,22 @@ constexpr int kStagedTokens = 64, kStagedBytes = kStagedTokens * kBlockRows * 2,
 /// the blocks that run at once they stay in L2.
 constexpr int kRasterPairs = 12;
 
-template <bool kEightBits_, bool kSparse_, bool kFull_, int kTokens_, int kCluster_>
+template <bool kEightBits_, bool kSparse_, bool kFull_, int kTokens_, int kCluster_, bool kStaged_ = true>
 struct Shape {
-  static constexpr bool kEightBits = kEightBits_, kSparse = kSparse_, kFull = kFull_;
+  static constexpr bool kEightBits = kEightBits_, kSparse = kSparse_, kFull = kFull_, kStaged = kStaged_;
   static constexpr bool kDrain = kSparse || kFull;
   static constexpr int kTokens = kTokens_, kCluster = kCluster_;
-  static constexpr int kSums = kTokens / 2;  // of a thread
+  static constexpr bool kSplits = kStaged && splits_last_round({kGroups * kBlockRows, kTokens, kCluster}, kFull);
+  static constexpr int kLeastTokens = kTokens / (kSplits ? kMostSplit : 1);  // of a tile
+  static constexpr int kSums = kTokens / 2;                                  // of a thread
   static constexpr int kValueBytes = kSparse ? 4096 : 8192, kSteps = kSparse ? 2 : 4;
   static constexpr int kBlockBytes = kValueBytes + (kSparse ? (kEightBits ? 1024 : 512) : 0);
   static constexpr int kStepTokenBytes = kSparse ? 64 : 32;
   static constexpr int kTokenTileBytes = kTokens * kTokenBytes;
-  static constexpr int kParts = kTokens / kStagedTokens;
-  static constexpr int kStaging = std::min(kParts, kSparse ? 3 : 2);  // buffers; dense, a third would cost a stage
+  static constexpr int kStaging =
+      std::min(kTokens / kStagedTokens, kSparse ? 3 : 2);  // buffers; dense, a third would cost a stage
   static constexpr int kStageBytes = (kTokenTileBytes + kGroups * kBlockBytes + 1023) / 1024 * 1024;
-  static constexpr int kOther = kGroups * (kStaging * kStagedBytes + kTokens * 4) + 256;
+  static constexpr int kOther = kGroups * (kStaging * kStagedBytes + kTokens * 4) + 384;
   static constexpr int kStages = std::min(kMostStages, (kMostShared - kOther) / kStageBytes);
   static constexpr int kShared = kStages * kStageBytes + kOther;
   static_assert(kStages >= 3 && kSums * (kFull ? 2 : 1) <= 128);
@@ -51,13 +53,15 @@ struct Tile {
   int block = 0;  // of 64 outputs: the first of the tile, in its group
   int group = 0;
   int token = 0, end = 0;  // the first, and where the group's end
+  int tokens = 0;
 };
 
 /// A tile as the consumers read it, beside its first stage.
 struct alignas(16) Announced {
   int n = 0;               // the first output, in its group
   int base = 0;            // the group's first row of w
-  int token = 0, end = 0;  // as of a Tile; end 0: no tile follows
+  int token = 0, end = 0;  // as of a Tile
+  int tokens = 0;          // 0: no tile follows
 };
 
 /// The stages in turn. The phase's parity is what consumers wait for; the producer waits for the other one.
@@ -71,7 +75,7 @@ struct Turn {
   }
 };
 
-/// The tiles of a cluster, in order.
+/// The tiles of a cluster, in order. Those of a last round that has a tile for few of the clusters are split by tokens.
 template <class S>
 class Tiles {
  public:
@@ -81,26 +85,38 @@ class Tiles {
     pairs_ = (group_blocks_ + kGroups * S::kCluster - 1) / (kGroups * S::kCluster);
     step_ = int(gridDim.x) / S::kCluster;
     next_ = int(blockIdx.x) / S::kCluster;
+    if (S::kSplits && a_.groups == 0) {
+      const int tiles = int((a_.M + S::kTokens - 1) / S::kTokens) * pairs_, rest = tiles % step_;
+      split_ = split_of_last_round(tiles / step_, rest, step_);
+      split_from_ = tiles - rest;
+    }
   }
   __device__ __forceinline__ int rows() const { return rows_; }
   __device__ __forceinline__ int group_blocks() const { return group_blocks_; }
 
   __device__ __forceinline__ bool next(Tile& tile) {
-    while (next_ - first_ >= tiles_) {
+    while (next_ - first_ >= walked_) {
       if (++group_ >= max(a_.groups, 1)) return false;
-      first_ += tiles_;
+      first_ += walked_;
       begin_ = a_.groups > 0 ? a_.offsets[group_] : 0;
       end_ = a_.groups > 0 ? a_.offsets[group_ + 1] : int(a_.M);
       tiles_ = (end_ - begin_ + S::kTokens - 1) / S::kTokens * pairs_;
+      walked_ = tiles_ + (S::kSplits ? (tiles_ - min(split_from_, tiles_)) * (split_ - 1) : 0);
     }
-    const int t = next_ - first_, token_tiles = tiles_ / pairs_;
+    int t = next_ - first_, part = 0;
+    tile.tokens = S::kTokens;
+    if (S::kSplits && split_ > 1 && t >= split_from_) {
+      const int at = t - split_from_;
+      tile.tokens = S::kTokens / split_, part = at % split_, t = split_from_ + at / split_;
+    }
+    const int token_tiles = tiles_ / pairs_;
     const int raster = t / (kRasterPairs * token_tiles), rest = t - raster * kRasterPairs * token_tiles;
     const int width = min(kRasterPairs, pairs_ - raster * kRasterPairs), column = rest / width;
     const int pair = raster * kRasterPairs + rest - column * width;
     const int rank = S::kCluster > 1 ? int(blockIdx.x) % S::kCluster : 0;
     tile.block = (pair * S::kCluster + rank) * kGroups;
     tile.group = group_;
-    tile.token = begin_ + column * S::kTokens;
+    tile.token = begin_ + column * S::kTokens + part * tile.tokens;
     tile.end = end_;
     next_ += step_;
     return true;
@@ -109,7 +125,9 @@ class Tiles {
  private:
   const TensorCoreArgs& a_;
   int rows_, group_blocks_, pairs_, step_, next_;
-  int group_ = -1, begin_ = 0, end_ = 0, tiles_ = 0, first_ = 0;  // first_: tiles of the groups before
+  int group_ = -1, begin_ = 0, end_ = 0, tiles_ = 0;
+  int walked_ = 0, first_ = 0;      // tiles with each part as one; first_: of the groups before
+  int split_ = 1, split_from_ = 0;  // parts of each tile from this one on
 };
 
 template <Element kType>
@@ -158,25 +176,27 @@ class Writer {
         rows_(rows),
         boxed_(boxed) {}
 
-  /// Asks for what is added to the first parts, as soon as staging is free.
+  /// Asks for what is added to the first parts of a tile's tokens, as soon as staging is free.
+  template <int kTokens>
   __device__ __forceinline__ void prefetch(const Results& r) const {
+    constexpr int kTileParts = kTokens / kStagedTokens, kParts = kTileParts < S::kStaging ? kTileParts : S::kStaging;
     if (thread_ == 0) wait_for_reads<0>();
     sync_threads(barrier_, 128);
 #pragma unroll
-    for (int part = 0; part < S::kStaging; ++part)
-      fetch(staging_ + part * kStagedBytes, r.token + part * kStagedTokens, r);
+    for (int part = 0; part < kParts; ++part) fetch(staging_ + part * kStagedBytes, r.token + part * kStagedTokens, r);
   }
 
   /// kAdd: after prefetch.
-  template <Element kType, bool kActivate, bool kAdd>
-  __device__ __forceinline__ void staged(const float (&sums)[S::kSums], const float* x_scale, const Results& r) const {
+  template <Element kType, bool kActivate, bool kAdd, int kSums>
+  __device__ __forceinline__ void staged(const float (&sums)[kSums], const float* x_scale, const Results& r) const {
+    constexpr int kParts = 2 * kSums / kStagedTokens;
     const int lane = thread_ % 32, warp = thread_ / 32;
     // Of store_turned: the lane's token of a pair of blocks of 8 tokens, and its piece of 8 outputs.
     const int place = (lane / 16 * 8 + lane % 8) * 128 + ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16;
     if (thread_ == 0) wait_for_reads<0>();
     sync_threads(barrier_, 128);
 #pragma unroll
-    for (int part = 0; part < S::kParts; ++part) {
+    for (int part = 0; part < kParts; ++part) {
       std::byte* const buffer = staging_ + part % S::kStaging * kStagedBytes;
       const int first = r.token + part * kStagedTokens;
       if constexpr (kAdd) {
@@ -206,18 +226,19 @@ class Writer {
                      pack<kType>(v[1][2], v[1][3]));
       }
       fence_for_copies();
-      if (part + 1 >= S::kStaging && part + 1 < S::kParts && thread_ == 0)
+      if (part + 1 >= S::kStaging && part + 1 < kParts && thread_ == 0)
         wait_for_reads<S::kStaging == 3 ? 1 : 0>();  // of the next part's buffer
       sync_threads(barrier_, 128);
       store(buffer, first, r);
     }
   }
 
-  __device__ __forceinline__ void direct(const float (&sums)[S::kSums], const float* x_scale, const Results& r) const {
+  template <int kSums>
+  __device__ __forceinline__ void direct(const float (&sums)[kSums], const float* x_scale, const Results& r) const {
     const int lane = thread_ % 32, row = r.n + thread_ / 32 * 16 + lane / 4;
     sync_threads(barrier_, 128);
 #pragma unroll
-    for (int i = 0; i < S::kSums; ++i) {
+    for (int i = 0; i < kSums; ++i) {
       const int t = i / 4 * 8 + 2 * (lane % 4) + i % 2, out = row + i / 2 % 2 * 8;
       if (r.token + t >= r.end || out >= rows_) continue;
       if (a_.write_back == WriteBack::separate) {
@@ -305,13 +326,144 @@ struct Metadata {
   }
 };
 
+/// A warpgroup's share of the products of a block's tiles: the stages as they come, and results.
 template <class S>
-using Product = Step<S::kEightBits, S::kSparse, S::kTokens>;
+class Consumer {
+ public:
+  __device__ __forceinline__ Consumer(const TensorCoreArgs& a, const Writer<S>& writer, const std::byte* stages,
+                                      float* x_scale, uint64_t* full, uint64_t* empty, int group, int rows, int k_tiles)
+      : a_(a),
+        writer_(writer),
+        stages_(stages),
+        x_scale_(x_scale),
+        full_(full),
+        empty_(empty),
+        group_(group),
+        thread_(int(threadIdx.x) % 128),
+        rows_(rows),
+        k_tiles_(k_tiles) {}
 
-template <class S, bool kStaged>
+  __device__ __forceinline__ Announced next(const Announced* announced) const {
+    wait_barrier(full_ + turn_.stage, turn_.phase);
+    return announced[turn_.stage];
+  }
+
+  template <int kTokens>
+  __device__ __forceinline__ void run(const Announced& tile) {
+    using Product = Step<S::kEightBits, S::kSparse, kTokens>;
+    constexpr int kSums = kTokens / 2, kScales = (kTokens + 127) / 128;  // of a thread
+    float sums[kSums];
+    float whole[S::kFull ? kSums : 1] = {};
+    float scales[kScales];
+    Results results;
+    [[maybe_unused]] int before = 0;  // the stage of the products before
+    for (int k = 0; k < k_tiles_; ++k) {
+      const int s = turn_.stage;
+      wait_barrier(full_ + s, turn_.phase);
+      const std::byte* const stage = stages_ + s * S::kStageBytes;
+      const std::byte* const values = stage + S::kTokenTileBytes + group_ * S::kBlockBytes;
+      const uint64_t weights = S::kSparse ? describe_narrow_matrix(values) : describe_matrix(values);
+      const uint64_t tokens = describe_matrix(stage);
+      Metadata<S> metadata;
+      metadata.load(values, thread_);
+      begin_products();
+#pragma unroll
+      for (int step = 0; step < S::kSteps; ++step) {
+        const uint64_t a_step = weights + 2 * step, b_step = tokens + step * (S::kStepTokenBytes / 16);
+        const int add = step > 0 || (!S::kFull && k > 0);
+        if (step % 2 == 0)
+          Product::template run<0>(sums, a_step, b_step, metadata.words[0], add);
+        else
+          Product::template run<1>(sums, a_step, b_step, metadata.words[1], add);
+      }
+      commit_products();
+      // Beside the first products: what the results need is asked for, then staged.
+      if (k == 0) {
+        const int n = tile.n + group_ * kBlockRows, low = n + thread_ / 32 * 16 + thread_ % 32 / 4, high = low + 8;
+        results = {OutputTerms(a_, tile.base + min(low, rows_ - 1), low),
+                   OutputTerms(a_, tile.base + min(high, rows_ - 1), high), n, tile.token, tile.end};
+#pragma unroll
+        for (int t = 0; t < kScales; ++t) {
+          const int token = tile.token + thread_ + 128 * t;
+          scales[t] = a_.x_scale != nullptr && token < tile.end ? a_.x_scale[token] : 1;
+        }
+      }
+      if (k == min(1, k_tiles_ - 1)) {
+#pragma unroll
+        for (int t = 0; t < kScales; ++t)
+          if (const int at = thread_ + 128 * t; at < kTokens) x_scale_[at] = scales[t];
+        if constexpr (S::kStaged)
+          if (a_.add != nullptr && results.n < rows_) writer_.template prefetch<kTokens>(results);
+      }
+      if constexpr (S::kDrain) {
+        // The tensor core reads the metadata's registers until its products end, and nobody else protects them. The
+        // other warpgroup's products fill the gap.
+        wait_for_products<0>();
+        metadata.keep();
+        release(s);
+        if constexpr (S::kFull) {
+#pragma unroll
+          for (int i = 0; i < kSums; ++i) whole[i] += sums[i];
+        }
+      } else {
+        wait_for_products<1>();  // those of the stage before are done
+        if (k > 0) release(before);
+        before = s;
+      }
+      turn_.advance();
+    }
+    if constexpr (!S::kDrain) {
+      wait_for_products<0>();
+      release(before);
+    }
+    if (results.n >= rows_) return;
+    if constexpr (S::kFull)
+      write(whole, results);
+    else
+      write(sums, results);
+  }
+
+ private:
+  /// Each warp, once its lanes have read what is announced and the metadata.
+  __device__ __forceinline__ void release(int s) const {
+    const int lane = int(threadIdx.x) % 32;
+    __syncwarp();
+    if (lane >= S::kCluster) return;
+    if constexpr (S::kCluster > 1)
+      arrive_at(empty_ + s, lane);
+    else
+      arrive(empty_ + s);
+  }
+  template <int kSums>
+  __device__ __forceinline__ void write(const float (&sums)[kSums], const Results& results) const {
+    if constexpr (!S::kStaged)
+      writer_.direct(sums, x_scale_, results);
+    else
+      with_flag(a_.type == Element::bf16, [&](auto brain) {
+        with_flag(results.low.activate, [&](auto activate) {
+          with_flag(a_.add != nullptr, [&](auto add) {
+            constexpr Element kType = decltype(brain)::value ? Element::bf16 : Element::f16;
+            constexpr bool kActivate = decltype(activate)::value, kAdd = decltype(add)::value;
+            writer_.template staged<kType, kActivate, kAdd>(sums, x_scale_, results);
+          });
+        });
+      });
+  }
+
+  const TensorCoreArgs& a_;
+  const Writer<S>& writer_;
+  const std::byte* stages_;
+  float* x_scale_;
+  uint64_t *full_, *empty_;
+  int group_, thread_, rows_, k_tiles_;
+  Turn<S> turn_;
+};
+
+/// least_map: as map, with boxes for tiles of the least tokens.
+template <class S>
 __global__ void __launch_bounds__(kThreads, 1)
-    tensor_core_wgmma(const __grid_constant__ CUtensorMap map, const __grid_constant__ CUtensorMap y_map, bool boxed,
-                      const __grid_constant__ TensorCoreArgs a) {
+    tensor_core_wgmma(const __grid_constant__ CUtensorMap map, const __grid_constant__ CUtensorMap least_map,
+                      const __grid_constant__ CUtensorMap y_map, bool boxed, const __grid_constant__ TensorCoreArgs a) {
   extern __shared__ __align__(1024) std::byte shared[];
   std::byte* const staging = shared + S::kStages * S::kStageBytes;
   float* const token_scales = reinterpret_cast<float*>(staging + kGroups * S::kStaging * kStagedBytes);
@@ -334,12 +486,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
   wait_for_predecessors();
 
-  Turn<S> turn;
   if (group == kGroups) {
     set_registers<56, false>();
     if (threadIdx.x % 128 == 0) {
-      constexpr int kShare = S::kTokens / S::kCluster;
       const int rank = S::kCluster > 1 ? int(blockIdx.x) % S::kCluster : 0;
+      const uint16_t ranks = S::kCluster > 1 ? (1 << S::kCluster) - 1 : 0;
+      Turn<S> turn;
       Tiles<S> tiles(a);
       Tile tile;
       while (tiles.next(tile)) {
@@ -349,14 +501,20 @@ __global__ void __launch_bounds__(kThreads, 1)
           const int block = tile.group * tiles.group_blocks() + min(tile.block + b, tiles.group_blocks() - 1);
           blocks[b] = a.w.blocks + int64_t(block) * k_tiles * S::kBlockBytes;
         }
+        const int share = tile.tokens / S::kCluster, first = rank * share;
         for (int k = 0; k < k_tiles; ++k) {
           const int s = turn.stage;
           std::byte* const stage = shared + s * S::kStageBytes;
           wait_barrier(empty + s, turn.phase ^ 1);  // passes at once in the first round
-          if (k == 0) announced[s] = {tile.block * kBlockRows, tile.group * tiles.rows(), tile.token, tile.end};
-          arrive_expecting(full + s, S::kTokenTileBytes + kGroups * S::kBlockBytes);
-          copy_box(stage + rank * kShare * kTokenBytes, &map, k * kTokenBytes, tile.token + rank * kShare, full + s,
-                   S::kCluster > 1 ? (1 << S::kCluster) - 1 : 0);
+          if (k == 0)
+            announced[s] = {tile.block * kBlockRows, tile.group * tiles.rows(), tile.token, tile.end, tile.tokens};
+          arrive_expecting(full + s, tile.tokens * kTokenBytes + kGroups * S::kBlockBytes);
+          if (!S::kSplits || tile.tokens == S::kTokens) {
+            copy_box(stage + first * kTokenBytes, &map, k * kTokenBytes, tile.token + first, full + s, ranks);
+          } else {
+            for (int at = first; at < first + share; at += S::kLeastTokens / S::kCluster)
+              copy_box(stage + at * kTokenBytes, &least_map, k * kTokenBytes, tile.token + at, full + s, ranks);
+          }
 #pragma unroll
           for (int b = 0; b < kGroups; ++b)
             copy_bulk(stage + S::kTokenTileBytes + b * S::kBlockBytes, blocks[b] + int64_t(k) * S::kBlockBytes,
@@ -372,109 +530,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 
   set_registers<224, true>();
-  const int thread = int(threadIdx.x) % 128, lane = int(threadIdx.x) % 32, warp = thread / 32;
   const int rows = a.groups > 0 ? int(a.w.N) / a.groups : int(a.w.N);
-  float* const x_scale = token_scales + group * S::kTokens;
   const Writer<S> writer(a, y_map, boxed, staging + group * S::kStaging * kStagedBytes, group, rows);
-  const auto release = [&](int s) {  // each warp, once its lanes have read what is announced and the metadata
-    __syncwarp();
-    if (lane >= S::kCluster) return;
-    if constexpr (S::kCluster > 1)
-      arrive_at(empty + s, lane);
-    else
-      arrive(empty + s);
-  };
-  while (true) {
-    wait_barrier(full + turn.stage, turn.phase);
-    const Announced tile = announced[turn.stage];
-    if (tile.end == 0) break;
-    float sums[S::kSums];
-    float whole[S::kFull ? S::kSums : 1] = {};
-    constexpr int kScales = (S::kTokens + 127) / 128;  // of a thread
-    float scales[kScales];
-    Results results;
-    [[maybe_unused]] int before = 0;  // the stage of the products before
-    for (int k = 0; k < k_tiles; ++k) {
-      const int s = turn.stage;
-      wait_barrier(full + s, turn.phase);
-      const std::byte* const stage = shared + s * S::kStageBytes;
-      const std::byte* const values = stage + S::kTokenTileBytes + group * S::kBlockBytes;
-      const uint64_t weights = S::kSparse ? describe_narrow_matrix(values) : describe_matrix(values);
-      const uint64_t tokens = describe_matrix(stage);
-      Metadata<S> metadata;
-      metadata.load(values, thread);
-      begin_products();
-#pragma unroll
-      for (int step = 0; step < S::kSteps; ++step) {
-        const uint64_t a_step = weights + 2 * step, b_step = tokens + step * (S::kStepTokenBytes / 16);
-        const int add = step > 0 || (!S::kFull && k > 0);
-        if (step % 2 == 0)
-          Product<S>::template run<0>(sums, a_step, b_step, metadata.words[0], add);
-        else
-          Product<S>::template run<1>(sums, a_step, b_step, metadata.words[1], add);
-      }
-      commit_products();
-      // Beside the first products: what the results need is asked for, then staged.
-      if (k == 0) {
-        const int n = tile.n + group * kBlockRows, low = n + 16 * warp + lane / 4, high = low + 8;
-        results = {OutputTerms(a, tile.base + min(low, rows - 1), low),
-                   OutputTerms(a, tile.base + min(high, rows - 1), high), n, tile.token, tile.end};
-#pragma unroll
-        for (int t = 0; t < kScales; ++t) {
-          const int token = tile.token + thread + 128 * t;
-          scales[t] = a.x_scale != nullptr && token < tile.end ? a.x_scale[token] : 1;
-        }
-      }
-      if (k == min(1, k_tiles - 1)) {
-#pragma unroll
-        for (int t = 0; t < kScales; ++t)
-          if (const int at = thread + 128 * t; at < S::kTokens) x_scale[at] = scales[t];
-        if constexpr (kStaged)
-          if (a.add != nullptr && results.n < rows) writer.prefetch(results);
-      }
-      if constexpr (S::kDrain) {
-        // The tensor core reads the metadata's registers until its products end, and nobody else protects them. The
-        // other warpgroup's products fill the gap.
-        wait_for_products<0>();
-        metadata.keep();
-        release(s);
-        if constexpr (S::kFull) {
-#pragma unroll
-          for (int i = 0; i < S::kSums; ++i) whole[i] += sums[i];
-        }
-      } else {
-        wait_for_products<1>();  // those of the stage before are done
-        if (k > 0) release(before);
-        before = s;
-      }
-      turn.advance();
-    }
-    if constexpr (!S::kDrain) {
-      wait_for_products<0>();
-      release(before);
-    }
-
-    if (results.n >= rows) continue;
-    const auto write = [&](const float(&totals)[S::kSums]) {
-      if constexpr (!kStaged)
-        writer.direct(totals, x_scale, results);
-      else
-        with_flag(a.type == Element::bf16, [&](auto brain) {
-          with_flag(results.low.activate, [&](auto activate) {
-            with_flag(a.add != nullptr, [&](auto add) {
-              constexpr Element kType = decltype(brain)::value ? Element::bf16 : Element::f16;
-              constexpr bool kActivate = decltype(activate)::value, kAdd = decltype(add)::value;
-              writer.template staged<kType, kActivate, kAdd>(totals, x_scale, results);
-            });
-          });
-        });
-    };
-    if constexpr (S::kFull)
-      write(whole);
-    else
-      write(sums);
+  Consumer<S> consumer(a, writer, shared, token_scales + group * S::kTokens, full, empty, group, rows, k_tiles);
+  Announced tile = consumer.next(announced);
+  for (; tile.tokens == S::kTokens; tile = consumer.next(announced)) consumer.template run<S::kTokens>(tile);
+  if constexpr (S::kSplits) {  // a cluster's last one
+    static_assert(kMostSplit == 4);
+    if (tile.tokens == S::kTokens / 2)
+      consumer.template run<S::kTokens / 2>(tile);
+    else if (tile.tokens > 0)
+      consumer.template run<S::kTokens / 4>(tile);
   }
-  if (thread == 0) wait_for_stores();
+  if (threadIdx.x % 128 == 0) wait_for_stores();
   leave<(S::kCluster > 1), 1>();
 }
 
@@ -496,9 +564,9 @@ CUtensorMap matrix_map(CUtensorMapDataType type, int value_bytes, const void* fr
   return map;
 }
 
-template <class S, bool kStaged>
+template <class S>
 void launch(const Device& device, Stream& stream, const TensorCoreArgs& a) {
-  const auto kernel = tensor_core_wgmma<S, kStaged>;
+  const auto kernel = tensor_core_wgmma<S>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
   const int64_t rows = a.groups > 0 ? a.w.N / a.groups : a.w.N;
   const int64_t pairs = (rows + kBlockRows * kGroups * S::kCluster - 1) / (kBlockRows * kGroups * S::kCluster);
@@ -506,17 +574,19 @@ void launch(const Device& device, Stream& stream, const TensorCoreArgs& a) {
   const int64_t clusters = std::min<int64_t>(pairs * most, device.info().multiprocessors / S::kCluster);
   const CUtensorMap x_map = matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, a.x, a.M, a.w.K * (S::kEightBits ? 1 : 2),
                                        a.x_stride, S::kTokens / S::kCluster);
-  const bool boxed = kStaged && rows % 8 == 0 && a.y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(a.y) % 16 == 0;
+  const CUtensorMap least_map = matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, a.x, a.M, a.w.K * (S::kEightBits ? 1 : 2),
+                                           a.x_stride, S::kLeastTokens / S::kCluster);
+  const bool boxed = S::kStaged && rows % 8 == 0 && a.y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(a.y) % 16 == 0;
   CUtensorMap y_map{};
   if (boxed) y_map = matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, a.y, a.M, rows, a.y_stride * 2, kStagedTokens);
   launch_kernel(device, stream, kernel, {dim3(unsigned(clusters * S::kCluster)), kThreads, S::kShared, S::kCluster},
-                x_map, y_map, boxed, a);
+                x_map, least_map, y_map, boxed, a);
 }
 
 template <bool kEightBits, bool kSparse, bool kFull, int kTokens, int kCluster>
 constexpr WgmmaRow row() {
   using S = Shape<kEightBits, kSparse, kFull, kTokens, kCluster>;
-  return {{kGroups * kBlockRows, kTokens, kCluster}, launch<S, true>};
+  return {{kGroups * kBlockRows, kTokens, kCluster}, launch<S>};
 }
 
 }  // namespace
