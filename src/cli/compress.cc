@@ -261,6 +261,10 @@ void print_summary(const Summary& of, const Shortened& shortened, const compress
   print_json(row);
 }
 
+std::string device_memory(int64_t bytes) {
+  return bytes > 0 ? fmt::format(" and at most {} of the device's memory", human_bytes(bytes)) : "";
+}
+
 int compress(const Options& options) {
   check_out("-o", options.out);
   { const io::AtomicFile writable(options.out); }  // before hours of work, not after them
@@ -368,9 +372,10 @@ int compress(const Options& options) {
         if (options.json)
           print_json(layer.json());
         else
-          print(fmt::format("layer {}: {} {} epochs in {:.1f} s, error of its result {:.3e} -> {:.3e}{}\n", layer.layer,
-                            layer.stage == "bqpo" ? "trained" : "ranges learned", layer.training.epochs.size(),
-                            layer.training.seconds, layer.training.before, layer.training.after,
+          print(fmt::format("layer {}: {} {} epochs in {:.1f} s{}, error of its result {:.3e} -> {:.3e}{}\n",
+                            layer.layer, layer.stage == "bqpo" ? "trained" : "ranges learned",
+                            layer.training.epochs.size(), layer.training.seconds,
+                            device_memory(layer.training.device_bytes), layer.training.before, layer.training.after,
                             layer.training.kept ? "" : ", no better: left as it was"));
       });
   std::string folder = wanted.work_folder;
@@ -380,8 +385,8 @@ int compress(const Options& options) {
     if (options.json)
       print_json(tuned.json());
     else
-      print(fmt::format("scales and zero points trained {} steps in {:.1f} s, {:.4f} -> {:.4f} nats a token{}\n",
-                        tuned.steps, tuned.seconds, tuned.before, tuned.after,
+      print(fmt::format("scales and zero points trained {} steps in {:.1f} s{}, {:.4f} -> {:.4f} nats a token{}\n",
+                        tuned.steps, tuned.seconds, device_memory(tuned.device_bytes), tuned.before, tuned.after,
                         tuned.kept ? "" : ", no better: left as they were"));
   }
   const int64_t bytes = compress::write_model(source, folder, model::read_config(source).n_layers, options.out);

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <span>
 
+#include "compress/device.h"
 #include "compress/training.h"
 #include "core/error.h"
 #include "solver/project.h"
@@ -62,6 +63,7 @@ double lost(const Block& block, const Solutions& solutions) {
 TrainingReport train_block(const Block& block, const TrainingOptions& options, const Trainee& trainee,
                            Solutions& solutions) {
   const auto start = std::chrono::steady_clock::now();
+  const DeviceMemory memory(block.net.device());
   TrainingReport report;
   report.before = lost(block, solutions);
   block.after_windows(block.windows);
@@ -102,6 +104,7 @@ TrainingReport train_block(const Block& block, const TrainingOptions& options, c
   report.kept = report.after < report.before;
   if (report.kept) solutions = std::move(trained);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.device_bytes = memory.peak();
   return report;
 }
 

@@ -29,6 +29,7 @@ struct TrainingReport {
   std::vector<double> epochs;  // the same, mean over the steps of each epoch, while parameters move
   bool kept = false;           // whether the trained layer was better
   double seconds = 0;
+  int64_t device_bytes = 0;  // DeviceMemory::peak
 };
 
 /// Hidden states of a window: [1, tokens, n_embd].

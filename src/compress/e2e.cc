@@ -11,6 +11,7 @@
 #include <optional>
 #include <sstream>
 
+#include "compress/device.h"
 #include "compress/training.h"
 #include "core/error.h"
 #include "core/mapped_file.h"
@@ -311,12 +312,14 @@ Json E2eReport::json() const {
             {"steps", steps},
             {"resumed_steps", resumed_steps},
             {"kept", kept},
-            {"seconds", seconds}}}};
+            {"seconds", seconds},
+            {"device_memory_bytes", device_bytes}}}};
 }
 
 E2eReport e2e(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, const Samples& samples,
               const WalkOptions& walked, const E2eOptions& options, const std::function<void(int64_t)>& after_step) {
   const auto start = Clock::now();
+  const DeviceMemory memory(walked.device);
   TrainedNet net(checkpoint, walked);
   std::vector<at::Tensor> parameters = net.parameters();
   torch::optim::AdamW adam(parameters, torch::optim::AdamWOptions(options.lr).weight_decay(0));
@@ -387,6 +390,7 @@ E2eReport e2e(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, co
     write_layer(layer_path(tuned_folder(walked.work_folder), int64_t(l)), packed);
   }
   report.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  report.device_bytes = memory.peak();
   return report;
 }
 

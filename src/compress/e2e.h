@@ -35,6 +35,7 @@ struct E2eReport {
   int64_t resumed_steps = 0;     // found in the work folder
   bool kept = false;             // whether the trained net was better
   double seconds = 0;
+  int64_t device_bytes = 0;  // DeviceMemory::peak
 
   nlohmann::json json() const;
 };

@@ -259,7 +259,8 @@ Json LayerReport::json() const {
             {"after", training.after},
             {"epochs", training.epochs},
             {"kept", training.kept},
-            {"seconds", training.seconds}}}};
+            {"seconds", training.seconds},
+            {"device_memory_bytes", training.device_bytes}}}};
 }
 
 LayerReport LayerReport::from_json(const Json& json) {
@@ -267,7 +268,8 @@ LayerReport LayerReport::from_json(const Json& json) {
   const Json& one = json.at(stage);
   return {json.at("layer"),
           stage,
-          {one.at("before"), one.at("after"), one.at("epochs"), one.at("kept"), one.at("seconds")}};
+          {one.at("before"), one.at("after"), one.at("epochs"), one.at("kept"), one.at("seconds"),
+           one.value("device_memory_bytes", int64_t{0})}};
 }
 
 Json MatrixReport::json() const {

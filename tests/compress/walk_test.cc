@@ -272,6 +272,21 @@ TEST(Walk, OnCudaAsGoodAsOnTheCpuAndTheSameFileAgain) {
   }
 }
 
+TEST(DeviceMemory, CountsWhatIsInUseAtOnce) {
+  constexpr int64_t kBytes = 64 << 20;
+  const auto use = [](at::Device device) {
+    const DeviceMemory memory(device);
+    at::zeros({kBytes}, at::device(device).dtype(at::kByte));
+    return memory.peak();
+  };
+  EXPECT_EQ(use(at::kCPU), 0);
+  if (!at::globalContext().hasCUDA()) return;
+  const at::Device device = cuda_device(0);
+  const int64_t before = DeviceMemory(device).peak();
+  EXPECT_EQ(use(device), before + kBytes);
+  EXPECT_EQ(DeviceMemory(device).peak(), before);
+}
+
 TEST(Walk, WithoutCudaTheErrorSaysWhatIsMissing) {
   try {
     cuda_device(at::globalContext().hasCUDA() ? 100 : 0);
