@@ -27,8 +27,8 @@ namespace {
 using Json = nlohmann::json;
 using layout::Id;
 using testing::AllOf;
-using testing::Not;
 using testing::HasSubstr;
+using testing::Not;
 
 /// A cache folder of its own for what this process loads, with a profile of a gs4 product, and the warnings meanwhile.
 class GroupsProfile : public testing::Test {
