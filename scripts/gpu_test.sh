@@ -69,6 +69,7 @@ run "GPU tests of calibration" "$folder/calibrate_test" '--gtest_filter=CudaCali
 run "GPU tests of the image net" "$folder/model_test" '--gtest_filter=CudaFlux*'
 run "GPU tests of products of the image net" "$folder/eval_test" '--gtest_filter=CudaTensorCoreCase*'
 run "GPU tests of the image net's statistics" "$folder/calibrate_test" '--gtest_filter=CudaImageStatistics*'
+run "GPU tests of plans" env LACUNA_PROGRAM="$(realpath "$folder/lacuna")" "$folder/cli_test" '--gtest_filter=TuneCuda*'
 run "GPU tests of image commands" env LACUNA_PROGRAM="$(realpath "$folder/lacuna")" "$folder/cli_test" '--gtest_filter=ImageCuda*:ImageCalibrateCuda*'
 # Tensor parallelism through peer memory and through NCCL (libnccl.so.2 of the Python package nvidia-nccl-cu13), from the folder LACUNA_NCCL or from Python.
 if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then

@@ -1,8 +1,10 @@
 #include "calibrate/cuda_profile.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "calibrate/profile_file.h"
@@ -57,10 +59,60 @@ model::CudaTuning parse_product(const json& value, const std::string& where) {
   return out;
 }
 
+constexpr const char* kSplits[] = {"stream", "slice"};  // in the order of cuda::Split
+constexpr const char* kMath[] = {"mma", "fma", "dot"};  // and of cuda::Math
+
+/// The value that the key's name stands for.
+template <class Value, size_t kCount>
+Value need_name(const JsonObject& object, const char* key, const char* const (&names)[kCount],
+                const std::string& where) {
+  const std::string name = object.need_string(key);
+  const auto* const found = std::ranges::find(names, name, [](const char* n) { return std::string_view(n); });
+  if (found == std::end(names))
+    throw Error("{}: \"{}\" is \"{}\", expected {}", where, key, name, fmt::join(names, ", "));
+  return Value(found - std::begin(names));
+}
+
+model::CudaGroupsTuning parse_group_sparse(const json& value, const std::string& where) {
+  const JsonObject object(value, where);
+  model::CudaGroupsTuning out;
+  const std::string name = object.need_string("layout");
+  const layout::Layout* layout = layout::find(name);
+  if (layout == nullptr || !cuda::is_group_layout(*layout))
+    throw Error("{}: \"{}\" is no group-sparse layout", where, name);
+  out.product.layout = layout->id;
+  out.product.rows = need_int(object, "rows", 1, 1 << 24, where);
+  out.product.K = need_int(object, "inputs", 1, 1 << 24, where);
+  out.product.group = object.need_integer("group_size");
+  naming_file(where, [&] { layout::check_params(*layout, {.group_size = out.product.group}); });
+  out.product.kept = need_int(object, "kept_percent", 0, 100, where);
+  out.standard_ms = need_number(object, "standard_ms", where);
+  out.tuned_ms = need_number(object, "tuned_ms", where);
+  check_ms(out.standard_ms, where);
+  check_ms(out.tuned_ms, where);
+  const JsonObject plan(object.need_object("plan"), where);
+  out.plan.split = need_name<cuda::Split>(plan, "split", kSplits, where);
+  out.plan.math = need_name<cuda::Math>(plan, "math", kMath, where);
+  out.plan.warps = need_int(plan, "warps", 1, 32, where);
+  out.plan.resident = need_int(plan, "resident", 1, 64, where);
+  out.plan.blocks = need_int(plan, "blocks", 1, 1 << 24, where);
+  out.plan.early = need_int(plan, "early", 0, cuda::kMostEarly, where);
+  return out;
+}
+
 double need_us(const JsonObject& object, const char* key, const std::string& where) {
   const double us = need_number(object, key, where);
   if (!(us > 0 && us < 1e12)) throw Error("{}: \"{}\" is {}, which is no time", where, key, us);
   return us;
+}
+
+/// What was known of the same products is replaced.
+template <class Tuning>
+void merge_into(std::vector<Tuning>& all, const std::vector<Tuning>& tuned) {
+  for (const Tuning& tuning : tuned) {
+    std::erase_if(all, [&](const Tuning& known) { return known.product == tuning.product; });
+    all.push_back(tuning);
+  }
 }
 
 constexpr int64_t kMostSize = int64_t{1} << 24;  // tokens, outputs, inputs
@@ -131,27 +183,49 @@ ordered_json product_json(const model::CudaTuning& tuning) {
             {"skips", plan.skips}}}};
 }
 
+ordered_json product_json(const model::CudaGroupsTuning& tuning) {
+  const cuda::GroupsProduct& product = tuning.product;
+  const cuda::GroupsPlan& plan = tuning.plan;
+  return {{"layout", layout::get(product.layout).name},
+          {"rows", product.rows},
+          {"inputs", product.K},
+          {"group_size", product.group},
+          {"kept_percent", product.kept},
+          {"standard_ms", tuning.standard_ms},
+          {"tuned_ms", tuning.tuned_ms},
+          {"plan",
+           {{"split", kSplits[size_t(plan.split)]},
+            {"math", kMath[size_t(plan.math)]},
+            {"warps", plan.warps},
+            {"resident", plan.resident},
+            {"blocks", plan.blocks},
+            {"early", plan.early}}}};
+}
+
 cuda::Plans CudaProfile::plans() const {
   cuda::Plans out;
   for (const model::CudaTuning& tuning : products) out.set(tuning.product, tuning.plan);
+  for (const model::CudaGroupsTuning& tuning : group_sparse) out.set(tuning.product, tuning.plan);
   return out;
 }
 
-void CudaProfile::merge(const std::vector<model::CudaTuning>& tuned) {
-  for (const model::CudaTuning& tuning : tuned) {
-    std::erase_if(products, [&](const model::CudaTuning& known) { return known.product == tuning.product; });
-    products.push_back(tuning);
-  }
-}
+void CudaProfile::merge(const std::vector<model::CudaTuning>& tuned) { merge_into(products, tuned); }
+void CudaProfile::merge(const std::vector<model::CudaGroupsTuning>& tuned) { merge_into(group_sparse, tuned); }
 
 std::string CudaProfile::to_json() const {
   ordered_json all = ordered_json::array();
   for (const model::CudaTuning& tuning : products) all.push_back(product_json(tuning));
+  ordered_json of_groups = ordered_json::array();
+  for (const model::CudaGroupsTuning& tuning : group_sparse) of_groups.push_back(product_json(tuning));
   ordered_json of_tensor_cores = ordered_json::array();
   for (const auto& [product, tuning] : tensor_core.tunings()) of_tensor_cores.push_back(product_json(tuning));
-  const ordered_json out = {
-      {"lacuna_cuda_profile", kFormat}, {"version", machine.version}, {"gpu", machine.gpu},
-      {"driver", machine.driver},       {"products", std::move(all)}, {"tensor_core", std::move(of_tensor_cores)}};
+  const ordered_json out = {{"lacuna_cuda_profile", kFormat},
+                            {"version", machine.version},
+                            {"gpu", machine.gpu},
+                            {"driver", machine.driver},
+                            {"products", std::move(all)},
+                            {"group_sparse", std::move(of_groups)},
+                            {"tensor_core", std::move(of_tensor_cores)}};
   return out.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -166,6 +240,10 @@ CudaProfile CudaProfile::parse(std::string_view text, const std::string& where) 
   out.machine.driver = object.need_string("driver");
   for (const json& value : object.need_array("products"))
     out.products.push_back(parse_product(value, fmt::format("{}: product {}", where, out.products.size())));
+  if (const json* of_groups = object.array("group_sparse"))
+    for (const json& value : *of_groups)
+      out.group_sparse.push_back(
+          parse_group_sparse(value, fmt::format("{}: group-sparse product {}", where, out.group_sparse.size())));
   if (const json* of_tensor_cores = object.array("tensor_core"))
     for (size_t i = 0; i < of_tensor_cores->size(); ++i)
       out.tensor_core.set(

@@ -3,11 +3,16 @@
 //     {"layout": "zz4_k", "rows": 86, "inputs": 4096, "percent": 50, "standard_ms": 1.40, "tuned_ms": 1.36,
 //      "plan": {"warps": 8, "chunk": 32, "resident": 24, "segments": 4, "early_headers": 1, "early_codes": 0.2,
 //               "skips": true}}, ...],
+//    "group_sparse": [
+//     {"layout": "gs4", "rows": 48, "inputs": 4096, "group_size": 16, "kept_percent": 50, "standard_ms": 1.59,
+//      "tuned_ms": 1.57, "plan": {"split": "stream", "math": "dot", "warps": 16, "resident": 32, "blocks": 264,
+//               "early": 0}}, ...],
 //    "tensor_core": [
 //     {"layout": "nm24_f8", "accumulate": "fast", "tokens": 4608, "outputs": 21504, "inputs": 3072, "groups": 0,
 //      "standard_us": 460.2, "tuned_us": 441.5, "plan": {"rows": 128, "tokens": 192, "cluster": 2}}, ...]}
-// products: of `lacuna tune`; the times are of a whole token, with the default plan of this product and with this one,
-// the others as they were. tensor_core: of `lacuna image tune`, times of the product alone; may be missing.
+// products, zigzag ones, and group_sparse: of `lacuna tune`; the times are of a whole token, with the default plan of
+// this product and with this one, the others as they were. tensor_core: of `lacuna image tune`, times of the product
+// alone. group_sparse and tensor_core may be missing.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -33,11 +38,13 @@ struct CudaMachine {
 struct CudaProfile {
   CudaMachine machine;
   std::vector<model::CudaTuning> products{};
+  std::vector<model::CudaGroupsTuning> group_sparse{};
   cuda::TensorCoreTable tensor_core{};
 
   cuda::Plans plans() const;
   /// Adds products; those that were known are replaced.
   void merge(const std::vector<model::CudaTuning>& tuned);
+  void merge(const std::vector<model::CudaGroupsTuning>& tuned);
   std::string to_json() const;
   /// Throws Error that names what is wrong for anything but such a file.
   static CudaProfile parse(std::string_view text, const std::string& where);
@@ -47,6 +54,8 @@ struct CudaProfile {
 
 /// One of "products".
 nlohmann::ordered_json product_json(const model::CudaTuning& tuning);
+/// One of "group_sparse".
+nlohmann::ordered_json product_json(const model::CudaGroupsTuning& tuning);
 /// One of "tensor_core".
 nlohmann::ordered_json product_json(const cuda::TensorCoreTuning& tuning);
 nlohmann::ordered_json plan_json(const cuda::TensorCorePlan& plan);

@@ -116,7 +116,7 @@ void whole_tokens(const CudaBenchRequest& request) {
   const int64_t longest = *std::max_element(request.gens.begin(), request.gens.end());
   open_gpu(model, request.gpu);
   const CudaPlans plans =
-      request.tune ? CudaPlans{{}, "plans found first (--tune)"} : load_cuda_plans(request.profile, *model.gpu);
+      request.tune ? CudaPlans{{}, "plans found first (--tune)"} : load_cuda_plans(request.profile, model.gpu->info());
   std::optional<MachinePlans> on_cpu;
   if (request.gpu.layers > 0) on_cpu = load_plans_beside_gpu(request.profile, request.common.threads);
   const int64_t free_before = free_device_bytes(model);
@@ -145,8 +145,8 @@ void whole_tokens(const CudaBenchRequest& request) {
                                                    {.tokens = request.prompt, .runs = request.runs}));
   // Dense first: its plans serve where skipping does not pay.
   if (request.tune) {
-    const int64_t groups = model.cuda->tune_groups(true);
-    if (model.cuda->tune(true).empty() && groups == 0)
+    const bool has_groups = !model.cuda->tune_groups(true).empty();
+    if (model.cuda->tune(true).empty() && !has_groups)
       throw Error("--tune: {} has neither zigzag nor group-sparse weights, whose plans it finds", request.shape);
   }
   if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, request.sparsity.dense_prefix, false});

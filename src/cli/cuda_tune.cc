@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 
@@ -27,15 +28,20 @@ std::optional<model::ThresholdSet> find_thresholds(const CudaTuneRequest& reques
   }
 }
 
-void print_row(const CudaTuneRequest& request, const model::CudaTuning& tuning, const LoadedModel& model,
+bool has_zigzag_weights(const io::Checkpoint& checkpoint) {
+  const auto& tensors = checkpoint.tensors();
+  return std::any_of(tensors.begin(), tensors.end(), [](const io::Tensor& tensor) { return tensor.layout->zigzag; });
+}
+
+template <class Tuning>
+void print_row(const CudaTuneRequest& request, const Tuning& tuning, const LoadedModel& model,
                const std::string& path) {
-  const cuda::Product& product = tuning.product;
   if (!request.common.json) {
-    print(fmt::format("{:<32} {:>9.4f} {:>9.4f}  {}\n", cuda::describe(product), tuning.standard_ms, tuning.tuned_ms,
-                      cuda::describe(tuning.plan)));
+    print(fmt::format("{:<42} {:>9.4f} {:>9.4f}  {}\n", cuda::describe(tuning.product), tuning.standard_ms,
+                      tuning.tuned_ms, cuda::describe(tuning.plan)));
     return;
   }
-  Json out = {{"product", cuda::describe(product)}};
+  Json out = {{"product", cuda::describe(tuning.product)}};
   out.update(calibrate::product_json(tuning));
   out["gpu"] = model.gpu->info().name;
   out["path"] = path;
@@ -55,30 +61,42 @@ int run_cuda_tune(const CudaTuneRequest& request) {
   calibrate::CudaProfile profile = profile_to_add_to(calibrate::CudaProfile{.machine = here}, !request.output.empty(),
                                                      [&] { return calibrate::load_cuda_profile(path, here); });
   std::vector<model::Thresholds> wanted;
-  if (const auto set = find_thresholds(request, model))
+  const bool zigzag = has_zigzag_weights(model.checkpoint);
+  if (!zigzag && (!request.levels.empty() || !request.thresholds.empty()))
+    throw Error(
+        "{}: has no zigzag weights, and others save nothing where inputs are left out; leave out --levels and "
+        "--thresholds",
+        request.model);
+  if (const auto set = zigzag ? find_thresholds(request, model) : std::nullopt)
     for (const double level : request.levels.empty() ? set->levels : request.levels)
       wanted.push_back(set->select(level, std::nullopt, set->entries.at(0).criterion, request.model));
   load_cuda_decoder(model, {.context = model::CudaDecoder::kTuneContext}, false);
 
   const auto start = std::chrono::steady_clock::now();
+  const std::vector<model::CudaGroupsTuning> of_groups = model.cuda->tune_groups(true);
   std::vector<model::CudaTuning> tuned = model.cuda->tune(true);
-  if (tuned.empty())
-    throw Error("{}: has no zigzag weights; store it with `lacuna quantize --layout zz4_k`", request.model);
+  if (tuned.empty() && of_groups.empty())
+    throw Error(
+        "{}: has neither zigzag nor group-sparse weights, whose plans are tuned; store it with `lacuna quantize "
+        "--layout zz4_k`",
+        request.model);
   for (model::Thresholds& thresholds : wanted) {
     model.cuda->set_sparsity(model::SparsityOptions{std::move(thresholds), 0, false});
     const auto sparse = model.cuda->tune(true);
     tuned.insert(tuned.end(), sparse.begin(), sparse.end());
   }
+  profile.merge(of_groups);
   profile.merge(tuned);
   calibrate::save_cuda_profile(path, profile);
 
   if (!request.common.json)
-    print(fmt::format("{}\n{:<32} {:>9} {:>9}  {}\n", here.gpu, "ms of a whole token", "default", "tuned", "plan"));
+    print(fmt::format("{}\n{:<42} {:>9} {:>9}  {}\n", here.gpu, "ms of a whole token", "default", "tuned", "plan"));
+  for (const model::CudaGroupsTuning& tuning : of_groups) print_row(request, tuning, model, path);
   for (const model::CudaTuning& tuning : tuned) print_row(request, tuning, model, path);
   if (!request.common.json)
-    print(fmt::format("{}: {} products measured in {:.1f} s, {} in all\n", path, tuned.size(),
+    print(fmt::format("{}: {} products measured in {:.1f} s, {} in all\n", path, of_groups.size() + tuned.size(),
                       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
-                      profile.products.size()));
+                      profile.group_sparse.size() + profile.products.size()));
   return 0;
 }
 

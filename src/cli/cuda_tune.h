@@ -17,8 +17,8 @@ struct CudaTuneRequest {
   GpuFlags gpu;
 };
 
-/// Tunes dense tokens and, where the model has thresholds, those of each level; adds to the profile, prints a row a
-/// product.
+/// Tunes dense tokens and, where the model has zigzag weights and thresholds, those of each level; adds to the profile,
+/// prints a row a product.
 int run_cuda_tune(const CudaTuneRequest& request);
 
 }  // namespace lacuna::cli

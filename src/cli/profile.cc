@@ -69,6 +69,8 @@ void check_kernels(const calibrate::CudaProfile& profile, const std::string& pat
         }))
       throw Error("{}: {}: no kernel has the plan {}", path, cuda::describe(tuning.product), cuda::describe(plan));
   }
+  for (const model::CudaGroupsTuning& tuning : profile.group_sparse)
+    naming_file(path, [&] { cuda::check_plan(tuning.product, tuning.plan); });
 }
 
 CLI::Option* add_profile_path(CLI::App& command, ProfileFlags& flags, const std::string& description) {
@@ -182,9 +184,9 @@ MachinePlans load_plans_beside_gpu(ProfileFlags flags, int threads) {
   return load_plans(flags, threads);
 }
 
-CudaPlans load_cuda_plans(const ProfileFlags& flags, const cuda::Device& device) {
+CudaPlans load_cuda_plans(const ProfileFlags& flags, const cuda::DeviceInfo& device) {
   CudaPlans out;
-  out.source = load_card_plans(flags, device.info(), "lacuna tune MODEL --device cuda",
+  out.source = load_card_plans(flags, device, "lacuna tune MODEL --device cuda",
                                [&](const calibrate::CudaProfile& profile, const std::string& path) {
                                  check_kernels(profile, path);
                                  out.plans = profile.plans();

@@ -69,7 +69,7 @@ struct CudaPlans {
   cuda::Plans plans;
   std::string source;
 };
-CudaPlans load_cuda_plans(const ProfileFlags& flags, const cuda::Device& device);
+CudaPlans load_cuda_plans(const ProfileFlags& flags, const cuda::DeviceInfo& device);
 /// The same of products on tensor cores, which `image tune` measures.
 struct TensorCorePlans {
   cuda::TensorCoreTable plans;

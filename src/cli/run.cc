@@ -167,7 +167,7 @@ int run(const Options& options) {
                                   : apply_sparsity(model, options.model, options.sparsity, false);
   if (on_cuda) {
     open_gpu(model, options.gpu);
-    cuda_plans = load_cuda_plans(options.profile, *model.gpu);
+    cuda_plans = load_cuda_plans(options.profile, model.gpu->info());
     if (options.gpu.layers > 0) plans = load_plans_beside_gpu(options.profile, options.threads);
     load_cuda_decoder(model,
                       {.context = capacity,

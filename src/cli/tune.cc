@@ -127,11 +127,13 @@ Action add_tune(CLI::App& program) {
       "Measure how this machine multiplies a model's zigzag weights fastest: how the work is shared out, how many "
       "columns "
       "at a time, how far ahead they are prefetched, how they are tiled, and from which sparsity on skipping inputs "
-      "pays. "
+      "pays; on cuda group-sparse weights (gs2 to gs16) too. "
       "The "
       "profile is stored in the cache folder and `run` and `bench` use it from then on, with as many threads as it was "
       "measured with, or on the same card; models add up in it. Nothing else should run meanwhile.");
-  command->add_option("MODEL", options->model, "a .gguf file with zigzag weights (`lacuna quantize --layout zz4_k`)")
+  command
+      ->add_option("MODEL", options->model,
+                   "a .gguf file with zigzag weights (`lacuna quantize --layout zz4_k`) or, on cuda, group-sparse ones")
       ->required();
   command
       ->add_option("-o,--output", options->output,

@@ -13,6 +13,7 @@
 #include "kernels/cuda/active.h"
 #include "kernels/cuda/gemv.h"
 #include "kernels/cuda/groups.h"
+#include "kernels/cuda/plan_search.h"
 #include "kernels/cuda/prepared.h"
 #include "kernels/cuda/rows.h"
 #include "model/synth.h"
@@ -391,45 +392,23 @@ double Bench::measure(Mode mode, const std::vector<Choice>& choices, int runs) {
 std::vector<Choice> Bench::choices_for(Mode mode, size_t kind, const Choice& now) const {
   std::vector<Choice> out;
   if (layout_.family == Family::group_sparse) {
-    const Groups weights = groups(0, kind, mode);
-    for (GroupsPlan plan : cuda::groups_plans(layout_, weights)) {
-      plan.split = now.groups.split;
-      if (now.groups.math == cuda::Math::fma) plan = now.groups;  // it has one kernel
-      plan.early = now.groups.early;
-      const int all = cuda::filled(device_->info(), weights, plan).blocks;
-      for (const double fill : {0.34, 0.5, 0.67, 1.0}) {
-        plan.blocks = std::max(1, int(all * fill));
-        if (plan.split == cuda::Split::slice && !weights.are_units())
-          plan.blocks = int(std::max<int64_t>(1, plan.blocks / weights.panels) * weights.panels);
-        out.push_back({{}, plan});
-      }
-    }
-    for (const int early : {0, 1, 2, 4, 8, 16, 1 << 20}) {  // the last: all
-      GroupsPlan plan = now.groups;
-      plan.early = early;
+    for (const GroupsPlan& plan : cuda::kernel_candidates(device_->info(), layout_, groups(0, kind, mode), now.groups))
       out.push_back({{}, plan});
-    }
+    for (const GroupsPlan& plan : cuda::early_candidates(now.groups)) out.push_back({{}, plan});
     return out;
   }
   if (layout_.family != Family::zigzag) return out;
-  const auto with = [](GemvPlan plan, float headers, float codes) {
-    plan.early_headers = headers, plan.early_codes = codes;
-    return Choice{plan, {}};
-  };
-  const GemvPlan& best = now.columns;
-  for (const GemvPlan& kernel : cuda::kernel_plans(layout_))
-    for (const double fill : {0.35, 0.5, 0.66, 0.8, 1.0, 1.5})
-      out.push_back({cuda::filled(device_->info(), columns(0, kind),
-                                  with(kernel, best.early_headers, best.early_codes).columns, fill),
-                     {}});
+  for (const GemvPlan& plan : cuda::kernel_candidates(device_->info(), layout_, columns(0, kind), now.columns))
+    out.push_back({plan, {}});
   if (mode == Mode::dense) return out;
-  for (const float codes : {0.0f, 0.1f, 0.2f, 0.3f, 0.5f}) out.push_back(with(best, 1, codes));
-  out.push_back(with(best, 0, best.early_codes));
+  for (const GemvPlan& plan : cuda::early_candidates(now.columns)) out.push_back({plan, {}});
+  out.push_back({cuda::without_early_headers(now.columns), {}});
   return out;
 }
 
 std::vector<Choice> Bench::tune(Mode mode) {
   std::vector<Choice> best(kinds_.size());
+  std::vector<std::vector<cuda::Candidates<Choice>>> stages(kinds_.size());
   for (size_t i = 0; i < kinds_.size(); ++i) {
     if (layout_.family == Family::zigzag)
       best[i].columns = cuda::default_plan(device_->info(), layout_, columns(0, i),
@@ -440,21 +419,10 @@ std::vector<Choice> Bench::tune(Mode mode) {
       if (mode == Mode::fma) plan = {8, 16, cuda::Split::stream, cuda::Math::fma, 0};
       best[i].groups = cuda::filled(device_->info(), groups(0, i, mode), plan);
     }
+    stages[i].push_back([this, mode, i](const Choice& now) { return choices_for(mode, i, now); });
   }
   constexpr int kRuns = 3;
-  double least = measure(mode, best, kRuns);
-  for (int round = 0; round < 2; ++round)
-    for (size_t i = 0; i < kinds_.size(); ++i)
-      for (const Choice& choice : choices_for(mode, i, best[i])) {
-        if (choice == best[i]) continue;
-        std::vector<Choice> tried = best;
-        tried[i] = choice;
-        const double ms = measure(mode, tried, kRuns);
-        if (ms < least * 0.998) {
-          least = ms;
-          best = std::move(tried);
-        }
-      }
+  cuda::search_plans(best, stages, [&](const std::vector<Choice>& choices) { return measure(mode, choices, kRuns); });
   return best;
 }
 

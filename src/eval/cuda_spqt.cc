@@ -11,6 +11,7 @@
 #include "kernels/cuda/active.h"
 #include "kernels/cuda/baselines.h"
 #include "kernels/cuda/gemv.h"
+#include "kernels/cuda/plan_search.h"
 #include "kernels/cuda/prepared.h"
 #include "kernels/cuda/rows.h"
 #include "layout/fallback.h"
@@ -84,30 +85,24 @@ class Gemv {
   cuda::GemvPlan tune(const GemvVariant& variant) {
     const layout::Layout& layout = *zigzag_.view.layout;
     const bool sparse = variant.kind == Kind::sparse;
-    cuda::GemvPlan best =
+    const cuda::GemvPlan best =
         cuda::default_plan(device_.info(), layout, columns(0), sparse ? cuda::Inputs::threshold : cuda::Inputs::dense);
     if (is_rows(variant.kind) || variant.kind == Kind::columns) return best;
-    double least = measure(variant, best);
-    const auto attempt = [&](const cuda::GemvPlan& plan) {
-      if (plan == best) return;
-      const double ms = measure(variant, plan);
-      if (ms < least) least = ms, best = plan;
-    };
-    for (const cuda::GemvPlan& kernel : cuda::kernel_plans(layout)) {
-      if (variant.kind == Kind::unbalanced && !(kernel == cuda::kernel_plans(layout)[0])) continue;  // only segments
-      for (const double fill : {0.35, 0.5, 0.66, 0.8, 1.0, 1.5}) {
-        cuda::GemvPlan plan = kernel;
-        plan.early_headers = best.early_headers, plan.early_codes = best.early_codes;
-        attempt(cuda::filled(device_.info(), columns(0), plan, fill));
-      }
-    }
-    if (!sparse) return best;
-    for (const float codes : {0.0f, 0.1f, 0.2f, 0.3f, 0.5f}) {
-      cuda::GemvPlan plan = best;
-      plan.early_headers = 1, plan.early_codes = codes;
-      attempt(plan);
-    }
-    return best;
+    std::vector<cuda::Candidates<cuda::GemvPlan>> stages = {[&](const cuda::GemvPlan& now) {
+      auto plans = cuda::kernel_candidates(device_.info(), layout, columns(0), now);
+      const cuda::GemvPlan& first = cuda::kernel_plans(layout)[0];
+      if (variant.kind == Kind::unbalanced)  // which looks at segments only
+        std::erase_if(plans, [&](const cuda::GemvPlan& plan) {
+          return plan.warps != first.warps || plan.chunk != first.chunk || plan.resident != first.resident;
+        });
+      return plans;
+    }};
+    if (sparse) stages.emplace_back([](const cuda::GemvPlan& now) { return cuda::early_candidates(now); });
+    std::vector<cuda::GemvPlan> plans = {best};
+    cuda::search_plans(plans, {stages},
+                       [&](const std::vector<cuda::GemvPlan>& tried) { return measure(variant, tried[0]); },
+                       {.rounds = 1, .noise = 0});
+    return plans[0];
   }
 
   /// Relative error of the first and the last copy's products; throws where it is too large.

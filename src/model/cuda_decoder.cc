@@ -8,7 +8,6 @@
 #include <functional>
 #include <iterator>
 #include <map>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "kernels/cuda/communicator.h"
 #include "kernels/cuda/groups.h"
 #include "kernels/cuda/ops.h"
+#include "kernels/cuda/plan_search.h"
 #include "model/binder.h"
 #include "model/cuda_shard.h"
 #include "model/tensor_split.h"
@@ -28,6 +28,25 @@ using kernels::WeightView;
 
 /// What next() leaves to the device.
 constexpr int64_t kMostCandidates = 2048, kMostVocabulary = int64_t{1} << 20;
+
+using Zigzags = std::vector<cuda::GemvPlan>;
+
+/// A search's progress, a step for each stage.
+struct SearchBar {
+  template <class Stages>
+  SearchBar(bool progress, std::string what, const Stages& stages) {
+    if (!progress) return;
+    int64_t steps = 0;
+    for (const auto& of_product : stages) steps += int64_t(of_product.size());
+    bar.emplace(std::move(what), options.rounds * steps, "steps");
+    options.step = [this] { bar->add(1); };
+  }
+  SearchBar(const SearchBar&) = delete;
+  SearchBar& operator=(const SearchBar&) = delete;
+
+  std::optional<Progress> bar;
+  cuda::SearchOptions options;
+};
 
 }  // namespace
 
@@ -785,59 +804,55 @@ void CudaDecoder::begin_tuning() {
   d.upload_ids({&id, 1});
 }
 
-int64_t CudaDecoder::tune_groups(bool progress) {
+std::vector<CudaGroupsTuning> CudaDecoder::tune_groups(bool progress) {
   begin_tuning();
   Impl& d = *impl_;
   const cuda::DeviceInfo& device = d.lead().card.device.info();
-  using Product = std::tuple<layout::Id, int64_t, int64_t, int64_t>;  // layout, panels, K, group size
-  std::map<Product, std::vector<KeptRun*>> products;
+  std::map<cuda::GroupsProduct, std::vector<KeptRun*>> products;
   for (Layer& layer : d.lead().layers)
     for (Group* const group : layer.readers())
-      for (KeptRun& run : group->kept)
-        products[{run.layout->id, run.groups.panels, run.groups.K, run.groups.group}].push_back(&run);
-  if (products.empty()) return 0;
-  constexpr double kFills[] = {0.34, 0.5, 0.67, 1.0}, kNoise = 0.002;
-  constexpr int kEarly[] = {0, 1, 2, 4, 8, 16, 1 << 20}, kRounds = 2;  // the last: all
-  int64_t attempts = 0;
-  for (const auto& [product, runs] : products)
-    attempts +=
-        kRounds * int64_t(cuda::groups_plans(*runs.front()->layout, runs.front()->groups).size() * std::size(kFills) +
-                          std::size(kEarly));
-  std::optional<Progress> bar;
-  if (progress) bar.emplace("Tuning groups", attempts, "plans");
-  double least = d.time_token(false);
-  const auto attempt = [&](const std::vector<KeptRun*>& runs, const cuda::GroupsPlan& plan) {
-    if (bar) bar->add(1);
-    const cuda::GroupsPlan before = runs.front()->plan;
-    if (plan == before) return;
-    for (KeptRun* const run : runs) run->plan = plan;
-    const double ms = d.time_token(false);
-    if (ms < least * (1 - kNoise))
-      least = ms;
-    else
-      for (KeptRun* const run : runs) run->plan = before;
+      for (KeptRun& run : group->kept) products[run.product()].push_back(&run);
+  if (products.empty()) return {};
+
+  std::vector<std::vector<KeptRun*>> runs;
+  std::vector<cuda::GroupsPlan> standard;
+  std::vector<std::vector<cuda::Candidates<cuda::GroupsPlan>>> stages;
+  for (const auto& [product, of] : products) {
+    const KeptRun& first = *of.front();
+    runs.push_back(of);
+    standard.push_back(cuda::default_plan(device, *first.layout, first.groups));
+    auto& tried = stages.emplace_back();
+    for (const cuda::Split split : {cuda::Split::stream, cuda::Split::slice})
+      tried.emplace_back([&, split](cuda::GroupsPlan best) {
+        best.split = split;
+        return cuda::kernel_candidates(device, *first.layout, first.groups, best);
+      });
+    tried.emplace_back([](const cuda::GroupsPlan& best) { return cuda::early_candidates(best); });
+  }
+  std::vector<cuda::GroupsPlan> plans = standard;
+  const auto use = [&] {
+    for (size_t i = 0; i < runs.size(); ++i)
+      for (KeptRun* const run : runs[i]) run->plan = cuda::fitted(run->groups, plans[i]);
   };
-  for (int round = 0; round < kRounds; ++round) {
-    for (const auto& [product, runs] : products) {
-      const KeptRun& first = *runs.front();
-      for (cuda::GroupsPlan plan : cuda::groups_plans(*first.layout, first.groups)) {
-        plan.early = first.plan.early;
-        const int all = cuda::filled(device, first.groups, plan).blocks;
-        for (const double fill : kFills) {
-          plan.blocks = std::max(1, int(all * fill));
-          attempt(runs, plan);
-        }
-      }
-      for (const int early : kEarly) {
-        cuda::GroupsPlan plan = first.plan;
-        plan.early = early;
-        attempt(runs, plan);
-      }
-    }
+  const auto measure = [&](const auto&) {
+    use();
+    return d.time_token(false);
+  };
+  {
+    SearchBar bar(progress, "Tuning groups", stages);
+    cuda::search_plans(plans, stages, measure, bar.options);
+  }
+  const std::vector<cuda::PlanGain> gains = cuda::measure_gains(plans, standard, measure);
+  use();
+  std::vector<CudaGroupsTuning> out;
+  for (const auto& [product, of] : products) {
+    const size_t i = out.size();
+    out.push_back({product, plans[i], gains[i].standard_ms, gains[i].found_ms});
+    d.plans.set(product, plans[i]);
   }
   d.dense_token = d.recorded(false);
   if (d.sparsity) d.record_sparse();
-  return int64_t(products.size());
+  return out;
 }
 
 std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
@@ -850,79 +865,56 @@ std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
     for (Group* const group : layer.readers())
       for (ZigzagRun& run : group->runs)
         products[{run.layout->id, run.columns.rows, run.columns.K, d.percent()}].push_back(&run);
-  const auto plan_of = [&](ZigzagRun& run) -> cuda::GemvPlan& { return sparse ? run.sparse : run.dense; };
-  const auto set = [&](const std::vector<ZigzagRun*>& runs, const cuda::GemvPlan& plan) {
-    for (ZigzagRun* const run : runs) plan_of(*run) = plan;
-  };
-  const auto inputs = sparse ? cuda::Inputs::threshold : cuda::Inputs::dense;
-  const auto standard = [&](const ZigzagRun& run) {
-    return cuda::default_plan(device, *run.layout, run.columns, inputs);
-  };
-  for (const auto& [product, runs] : products) set(runs, standard(*runs.front()));
+  if (products.empty()) return {};
 
-  constexpr double kFills[] = {0.35, 0.5, 0.66, 0.8, 1.0, 1.5}, kNoise = 0.002;
-  constexpr float kEarly[] = {0, 0.1f, 0.2f, 0.3f, 0.5f};
-  constexpr int kRounds = 2;
-  int64_t attempts = 0;
-  for (const auto& [product, runs] : products)
-    attempts += kRounds * (int64_t(cuda::kernel_plans(*runs.front()->layout).size() * std::size(kFills)) +
-                           (sparse ? int64_t(std::size(kEarly)) + 2 : 0));
-  std::optional<Progress> bar;
-  if (progress) bar.emplace(sparse ? fmt::format("Tuning {}%", d.percent()) : "Tuning dense", attempts, "plans");
-  double least = d.time_token(sparse);
-  const auto attempt = [&](const std::vector<ZigzagRun*>& runs, const cuda::GemvPlan& plan) {
-    if (bar) bar->add(1);
-    const cuda::GemvPlan before = plan_of(*runs.front());
-    if (plan == before) return;
-    set(runs, plan);
-    const double ms = d.time_token(sparse);
-    if (ms < least * (1 - kNoise))
-      least = ms;
-    else
-      set(runs, before);
-  };
-  std::map<cuda::Product, cuda::GemvPlan> skipping_plans;
-  for (int round = 0; round < kRounds; ++round) {
-    for (const auto& [product, runs] : products) {
-      const auto best = [&runs = runs, &plan_of] { return plan_of(*runs.front()); };
-      cuda::GemvPlan& skipping = skipping_plans[product];  // the best of those that skip
-      if (best().skips) skipping = best();
-      for (cuda::GemvPlan kernel : cuda::kernel_plans(*runs.front()->layout)) {
-        kernel.early_headers = skipping.early_headers, kernel.early_codes = skipping.early_codes;
-        for (const double fill : kFills) attempt(runs, cuda::filled(device, runs.front()->columns, kernel, fill));
-      }
-      if (!sparse) continue;
-      if (!best().skips) {  // nothing is early there
-        if (bar) bar->add(int64_t(std::size(kEarly)) + 2);
-        continue;
-      }
-      for (const float codes : kEarly) {
-        cuda::GemvPlan plan = best();
-        plan.early_headers = 1, plan.early_codes = codes;
-        attempt(runs, plan);
-      }
-      cuda::GemvPlan plan = best();
-      plan.early_headers = 0;
-      attempt(runs, plan);
-      skipping = best();
-      cuda::GemvPlan dense = runs.front()->dense;
+  std::vector<std::vector<ZigzagRun*>> runs;
+  std::vector<cuda::GemvPlan> standard, skipping;  // skipping: the best of those that skip
+  std::vector<std::vector<cuda::Candidates<cuda::GemvPlan>>> stages;
+  for (const auto& [product, of] : products) {
+    const ZigzagRun& first = *of.front();
+    const size_t i = runs.size();
+    runs.push_back(of);
+    standard.push_back(cuda::default_plan(device, *first.layout, first.columns,
+                                          sparse ? cuda::Inputs::threshold : cuda::Inputs::dense));
+    skipping.push_back(standard.back());
+    stages.push_back({[&, i](const cuda::GemvPlan& best) {
+      if (best.skips) skipping[i] = best;
+      return cuda::kernel_candidates(device, *first.layout, first.columns, skipping[i]);
+    }});
+    if (!sparse) continue;
+    // Nothing is early where the best plan is dense.
+    stages.back().emplace_back(
+        [](const cuda::GemvPlan& best) { return best.skips ? cuda::early_candidates(best) : Zigzags{}; });
+    stages.back().emplace_back(
+        [](const cuda::GemvPlan& best) { return best.skips ? Zigzags{cuda::without_early_headers(best)} : Zigzags{}; });
+    stages.back().emplace_back([&, i](const cuda::GemvPlan& best) {
+      if (!best.skips) return Zigzags{};
+      skipping[i] = best;
+      cuda::GemvPlan dense = first.dense;
       dense.skips = false;
-      attempt(runs, dense);
-    }
+      return Zigzags{dense};
+    });
   }
+  std::vector<cuda::GemvPlan> plans = standard;
+  const auto use = [&] {
+    for (size_t i = 0; i < runs.size(); ++i)
+      for (ZigzagRun* const run : runs[i]) (sparse ? run->sparse : run->dense) = plans[i];
+  };
+  const auto measure = [&](const auto&) {
+    use();
+    return d.time_token(sparse);
+  };
+  {
+    SearchBar bar(progress, sparse ? fmt::format("Tuning {}%", d.percent()) : "Tuning dense", stages);
+    cuda::search_plans(plans, stages, measure, bar.options);
+  }
+  const std::vector<cuda::PlanGain> gains = cuda::measure_gains(plans, standard, measure);
+  use();
   std::vector<CudaTuning> out;
-  for (const auto& [product, runs] : products) {
-    const cuda::GemvPlan best = plan_of(*runs.front());
-    set(runs, standard(*runs.front()));
-    CudaTuning& tuning = out.emplace_back(CudaTuning{product, best, d.time_token(sparse), 0});
-    set(runs, best);
-    tuning.tuned_ms = d.time_token(sparse);
-    if (tuning.tuned_ms >= tuning.standard_ms) {  // a lucky measurement
-      tuning.plan = standard(*runs.front());
-      tuning.tuned_ms = tuning.standard_ms;
-      set(runs, tuning.plan);
-    }
-    d.plans.set(product, tuning.plan);
+  for (const auto& [product, of] : products) {
+    const size_t i = out.size();
+    out.push_back({product, plans[i], gains[i].standard_ms, gains[i].found_ms});
+    d.plans.set(product, plans[i]);
   }
   if (sparse)
     d.record_sparse();

@@ -26,7 +26,7 @@ struct CudaDecoderOptions {
   bool progress = true;  // a bar on a terminal
   /// Sums in a fixed order: a token's logits are the same bits every time. Slower; rows and attention always are.
   bool deterministic = false;
-  /// Of zigzag products; those without one, and all in a fixed order, have the default plan.
+  /// Of zigzag and group-sparse products; those without one, and all in a fixed order, have the default plan.
   cuda::Plans plans = {};
   /// The last ones run on the device, the others before them on the CPU. 0: all.
   int64_t gpu_layers = 0;
@@ -51,6 +51,15 @@ struct CudaTuning {
   double standard_ms = 0, tuned_ms = 0;
 
   bool operator==(const CudaTuning&) const = default;
+};
+
+/// The same of a group-sparse product.
+struct CudaGroupsTuning {
+  cuda::GroupsProduct product;
+  cuda::GroupsPlan plan;
+  double standard_ms = 0, tuned_ms = 0;
+
+  bool operator==(const CudaGroupsTuning&) const = default;
 };
 
 /// Models with rotary positions, norms before their half blocks and embeddings of the model's own width; weights in any
@@ -102,9 +111,9 @@ class CudaDecoder final : public Engine {
   /// tokens first. Forgets all tokens. Throws Error in a fixed order, with layers on the CPU, for shards, and where the
   /// context holds less than kTuneContext.
   std::vector<CudaTuning> tune(bool progress);
-  /// The same of group-sparse products: kernel, blocks, and what the launch before asks for. Not of sparse tokens
-  /// alone: thresholds save nothing there. Returns how many different products there are.
-  int64_t tune_groups(bool progress);
+  /// The same of group-sparse products: kernel, stream-K or slice-K, blocks, and what the launch before asks for. Dense
+  /// tokens are timed, and the plans are of sparse ones too: thresholds save nothing there.
+  std::vector<CudaGroupsTuning> tune_groups(bool progress);
   static constexpr int64_t kTuneContext = 16;
 
   /// The device's part of single tokens, as set_sparsity() said, after the last one that ran; they are neither counted

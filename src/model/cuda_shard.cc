@@ -18,6 +18,16 @@ namespace {
 /// Weights that are f16 at a time (the largest group of a 7B model fits), and logits that wait for the host.
 constexpr int64_t kMostWeightBytes = int64_t{192} << 20, kMostLogitBytes = int64_t{128} << 20;
 
+/// Groups that are kept of group-sparse parts, to the nearest 5%: shares that are nearer than that have one plan.
+int kept_percent(std::span<const WeightView> parts) {
+  int64_t kept = 0, groups = 0;
+  for (const WeightView& part : parts) {
+    kept += part.params.kept_groups;
+    groups += part.shape.N * ((part.shape.K + part.params.group_size - 1) / part.params.group_size);
+  }
+  return 5 * int(std::lround(20 * double(kept) / double(std::max<int64_t>(1, groups))));
+}
+
 }  // namespace
 
 int64_t prepared_bytes(std::span<const WeightView> parts) {
@@ -155,11 +165,11 @@ ZigzagRun CudaShard::upload_run(std::span<const WeightView> parts, int64_t at, T
 KeptRun CudaShard::upload_kept(std::span<const WeightView> parts, int64_t at, cuda::Buffer& scale, ThreadPool& pool) {
   const cuda::PreparedGroups prepared = cuda::prepare_groups(parts, pool);
   cuda::Buffer& buffer = buffers.emplace_back(take(cuda::laid_out_bytes(prepared), "weights"));
-  KeptRun run = {prepared.layout, {}, {}, at};
+  KeptRun run = {prepared.layout, {}, kept_percent(parts), {}, at};
   cuda::each_part(prepared, [&](int64_t to, std::span<const std::byte> bytes) { buffer.upload(bytes, to); });
   run.groups = cuda::laid_out(prepared, buffer.data());
   scale.upload(std::as_bytes(std::span(prepared.scale)), at * int64_t(sizeof(float)));
-  run.plan = cuda::default_plan(card.device.info(), *run.layout, run.groups);
+  run.plan = choose_plan(run);
   return run;
 }
 
@@ -168,6 +178,11 @@ cuda::GemvPlan CudaShard::choose_plan(const ZigzagRun& run, int left_out) const 
     return *plan;
   return cuda::default_plan(card.device.info(), *run.layout, run.columns,
                             left_out > 0 ? cuda::Inputs::threshold : cuda::Inputs::dense);
+}
+
+cuda::GroupsPlan CudaShard::choose_plan(const KeptRun& run) const {
+  if (const cuda::GroupsPlan* plan = plans_.find_groups(run.product())) return cuda::fitted(run.groups, *plan);
+  return cuda::default_plan(card.device.info(), *run.layout, run.groups);
 }
 
 std::pair<int64_t, int64_t> CudaShard::fixed_order_space() const {

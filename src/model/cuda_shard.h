@@ -61,8 +61,11 @@ struct ZigzagRun {
 struct KeptRun {
   const layout::Layout* layout = nullptr;
   cuda::Groups groups;
+  int kept = 100;  // of the groups, in percent
   cuda::GroupsPlan plan;
   int64_t at = 0;
+
+  cuda::GroupsProduct product() const { return {layout->id, groups.panels, groups.K, groups.group, kept}; }
 };
 
 /// A part of a group in a row layout.
@@ -168,6 +171,7 @@ class CudaShard {
   void take_workspace(bool deterministic, bool from_host);
   /// The plan in use of a run at a share left out, in percent.
   cuda::GemvPlan choose_plan(const ZigzagRun& run, int left_out) const;
+  cuda::GroupsPlan choose_plan(const KeptRun& run) const;
 
   // ---- a token; `index`: a layer on the device. Launches, which may be recorded ----
   void record_embedding(int64_t M, float* to);

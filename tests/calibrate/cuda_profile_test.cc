@@ -18,12 +18,16 @@ using testing::ThrowsMessage;
 
 constexpr cuda::Operation kSparse{.eight_bits = true, .sparse = true}, kBf16{.eight_bits = false, .sparse = false};
 
+constexpr cuda::Split kStream = cuda::Split::stream, kSlice = cuda::Split::slice;
+
 CudaProfile example() {
   CudaProfile out;
   out.machine = {"NVIDIA H100 80GB HBM3", "13.0", "0.1.0"};
   out.products.push_back({{Id::zz4_k, 86, 4096, 0}, {8, 32, 24, 4, 0, 0}, 1.8, 1.75});
   out.products.push_back({{Id::zz6_k, 16, 11008, 50}, {4, 16, 32, 24, 1, 0.25f}, 1.4, 1.39});
   out.products.push_back({{Id::zz4_k, 8, 2048, 50}, {4, 16, 32, 24, 0, 0, false}, 0.4, 0.39});
+  out.group_sparse.push_back({{Id::gs4, 48, 4096, 16, 50}, {16, 32, kStream, cuda::Math::dot, 264, 4}, 1.59, 1.57});
+  out.group_sparse.push_back({{Id::gs8, 16, 4104, 128, 100}, {8, 16, kSlice, cuda::Math::mma, 256, 0}, 2.5, 2.25});
   out.tensor_core.set({{kSparse, cuda::Accumulate::fast, 21504, 3072, 0, 4608}, {128, 192, 2}, 460.25, 441.5});
   out.tensor_core.set({{kSparse, cuda::Accumulate::full, 2048, 2048, 32, 65536}, {128, 64, 1}, 301.5, 301.5});
   out.tensor_core.set({{kBf16, cuda::Accumulate::fast, 3072, 64, 0, 1024}, {128, 128, 2}, 5.5, 5});
@@ -57,6 +61,20 @@ TEST(CudaProfile, MergingReplacesWhatWasKnown) {
   EXPECT_EQ(profile.plans().find({Id::zz4_k, 86, 4096, 0})->segments, 9);
   EXPECT_EQ(profile.plans().find({Id::zz4_k, 86, 4096, 30})->segments, 4);
   EXPECT_EQ(profile.plans().find({Id::zz6_k, 16, 11008, 50})->segments, 24);
+}
+
+TEST(CudaProfile, PlansOfGroupSparseProductsMergeAndServe) {
+  CudaProfile profile = example();
+  model::CudaGroupsTuning again = profile.group_sparse[0], other = again;
+  again.plan.blocks = 132;
+  other.product.kept = 80;
+  profile.merge({again, other});
+  ASSERT_EQ(profile.group_sparse.size(), 3u);
+  EXPECT_EQ(profile.products, example().products);
+  const cuda::Plans plans = profile.plans();
+  EXPECT_EQ(*plans.find_groups({Id::gs4, 48, 4096, 16, 50}), again.plan);
+  EXPECT_EQ(*plans.find_groups({Id::gs4, 48, 4096, 16, 90}), other.plan);
+  EXPECT_EQ(*plans.find_groups({Id::gs8, 16, 4104, 128, 30}), profile.group_sparse[0].plan);
 }
 
 TEST(CudaProfile, AnotherCardDriverOrVersionIsRefused) {
@@ -96,6 +114,44 @@ TEST(CudaProfile, DamageIsNamed) {
   damaged(with("\"tuned_ms\": 1.39", "\"tuned_ms\": -1"), "a time of -1 ms");
   damaged(with("\"plan\"", "\"plans\""), "plan");
   damaged(with("\"products\"", "\"product\""), "products");
+}
+
+TEST(CudaProfile, DamageOfGroupSparseProductsIsNamed) {
+  const auto damaged = [](const std::string& text, const char* what) {
+    EXPECT_THAT([&] { CudaProfile::parse(text, "p.json"); }, ThrowsMessage<Error>(HasSubstr(what))) << text;
+  };
+  damaged(with("\"gs8\"", "\"zz8\""), "p.json: group-sparse product 1: \"zz8\" is no group-sparse layout");
+  damaged(with("\"gs4\"", "\"gs5\""), "p.json: group-sparse product 0: \"gs5\" is no group-sparse layout");
+  damaged(with("\"gs4\"", "4"), "layout");
+  damaged(with("\"rows\": 48", "\"rows\": 0"), "group-sparse product 0: \"rows\" is 0");
+  damaged(with("\"inputs\": 4104", "\"inputs\": -1"), "group-sparse product 1: \"inputs\" is -1");
+  damaged(with("\"group_size\": 128", "\"group_size\": 48"), "group_size is 48, but gs8 has groups of");
+  damaged(with("\"group_size\": 128", "\"group_size\": 0"), "group_size is 0, but gs8 has groups of");
+  damaged(with("\"kept_percent\": 50", "\"kept_percent\": 101"), "\"kept_percent\" is 101, expected 0 to 100");
+  damaged(with("\"kept_percent\": 50", "\"kept\": 50"), "kept_percent");
+  damaged(with("\"standard_ms\": 1.59", "\"standard_ms\": 0"), "a time of 0 ms");
+  damaged(with("\"tuned_ms\": 2.25", "\"tuned_ms\": -1"), "a time of -1 ms");
+  damaged(with("\"split\": \"slice\"", "\"split\": \"rows\""), "\"split\" is \"rows\", expected stream, slice");
+  damaged(with("\"math\": \"dot\"", "\"math\": \"wgmma\""), "\"math\" is \"wgmma\", expected mma, fma, dot");
+  damaged(with("\"math\": \"dot\"", "\"math\": 2"), "math");
+  damaged(with("\"warps\": 16", "\"warps\": 33"), "group-sparse product 0: \"warps\" is 33");
+  damaged(with("\"resident\": 16", "\"resident\": 0"), "group-sparse product 1: \"resident\" is 0");
+  damaged(with("\"blocks\": 264", "\"blocks\": 0"), "\"blocks\" is 0, expected 1 to 16777216");
+  damaged(with("\"blocks\": 264", "\"blocks\": 16777217"), "\"blocks\" is 16777217");
+  damaged(with("\"early\": 4", "\"early\": -1"), "\"early\" is -1, expected 0 to 1048576");
+  damaged(with("\"early\": 4", "\"early\": 1048577"), "\"early\" is 1048577");
+  damaged(with("\"group_sparse\": [", "\"group_sparse\": {}, \"more\": ["), "group_sparse");
+  damaged(with("\"group_sparse\": [", "\"group_sparse\": [7,"), "group-sparse product 0");
+}
+
+TEST(CudaProfile, FilesOfBeforeHaveNoGroupSparseProducts) {
+  CudaProfile before = example();
+  before.group_sparse.clear();
+  std::string text = before.to_json();
+  const std::string empty = ",\n \"group_sparse\": []";
+  const size_t at = text.find(empty);
+  ASSERT_NE(at, std::string::npos);
+  EXPECT_EQ(CudaProfile::parse(text.erase(at, empty.size()), "p.json"), before);
 }
 
 // Sorted by operation: bf16 is product 0, then fast, then full sums of nm24_f8.

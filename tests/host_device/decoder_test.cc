@@ -10,11 +10,13 @@
 #include <cmath>
 #include <cstdlib>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "host_device/clock.h"
 #include "host_device/nccl/nccl.h"
 #include "host_device/peers.h"
 #include "host_device/tape.h"
@@ -35,13 +37,17 @@ constexpr int64_t kTokens = 24;
 
 /// Random weights: two superblocks of keys, three of feed-forward values, a vocabulary that is a multiple of nothing.
 struct Small {
-  explicit Small(Id id, bool biases) {
-    const bool tied = biases || id == Id::zz8;
+  explicit Small(Id id, bool biases, double weight_sparsity = 0) {
+    const bool tied = biases || id != Id::f32;
     const ModelShape shape = {
         "small", biases ? "qwen2" : "llama", 2, 256, 8, 4, 128, 768, 301, 64, 1e-5, 10000, 1, tied, biases};
     const std::string path = (folder.path() / "small.gguf").string();
     ThreadPool pool(2);
-    synthesize(shape, path, {.layout = id, .head_layout = Id::f32, .progress = false}, pool);
+    const layout::Params params = {.group_size = layout::get(id).family == layout::Family::group_sparse ? 16 : 0};
+    synthesize(
+        shape, path,
+        {.layout = id, .head_layout = Id::f32, .params = params, .weight_sparsity = weight_sparsity, .progress = false},
+        pool);
     model = std::make_unique<test::LoadedModel>(path);
   }
   test::TempDir folder;
@@ -148,11 +154,13 @@ class HostDecoder : public testing::Test {
   void TearDown() override {
     ::unsetenv("LACUNA_NCCL");
     test::peers() = {};
+    test::clock() = {};
   }
 
   std::unique_ptr<CudaDecoder> load(test::LoadedModel& model, int64_t devices, int64_t shards,
-                                    bool deterministic = false) {
+                                    bool deterministic = false, cuda::Plans plans = {}) {
     CudaDecoderOptions options;
+    options.plans = std::move(plans);
     options.context = kTokens;
     options.progress = false;
     options.shards = shards;
@@ -274,6 +282,92 @@ TEST_F(HostDecoder, AnExchangeThatFailsIsTheEndOfTheDecoder) {
   for (int time = 0; time < 2; ++time) {
     EXPECT_THAT([&] { gpu->forward({&id, 1}); }, ThrowsMessage<Error>(HasSubstr("has lost its devices")));
     EXPECT_THAT([&] { gpu->follow(1, 2); }, ThrowsMessage<Error>(HasSubstr("has lost its devices")));
+  }
+}
+
+/// The lines of explain() that have the words.
+std::vector<std::string> lines_of(const CudaDecoder& gpu, const std::string& words) {
+  std::vector<std::string> out;
+  std::istringstream all(gpu.explain());
+  for (std::string line; std::getline(all, line);)
+    if (line.find(words) != line.npos) out.push_back(line);
+  return out;
+}
+
+TEST_F(HostDecoder, TakesStoredPlansOfGroupSparseProducts) {
+  for (const Id id : {Id::gs4, Id::gs8}) {  // units and chunks
+    SCOPED_TRACE(layout::get(id).name);
+    const Small small(id, true, 0.5);
+    const cuda::GroupsProduct down{id, 1, 768, 16, 50};
+    cuda::GroupsPlan plan = cuda::groups_plans(layout::get(id), down.are_units()).back();
+    plan.blocks = 5, plan.early = 2;
+    cuda::Plans plans;
+    plans.set(down, plan);
+    const auto found = [&](const cuda::Plans& given, bool deterministic, int64_t shards = 0) {
+      return lines_of(*load(*small.model, 1, shards, deterministic, given), cuda::describe(plan));
+    };
+    EXPECT_THAT(found(plans, false), testing::ElementsAre(testing::StartsWith("ffn_down: ")));
+    EXPECT_THAT(found(plans, true), testing::IsEmpty()) << "in a fixed order: the default plan";
+    EXPECT_THAT(found({}, false), testing::IsEmpty());
+    cuda::Plans others;
+    const std::vector<cuda::GroupsProduct> products = {
+        {id, 1, 768, 32, 50}, {id, 2, 768, 16, 50}, {id, 1, 1024, 16, 55}, {Id::gs2, 1, 768, 16, 50}};
+    for (const cuda::GroupsProduct& other : products) others.set(other, plan);
+    EXPECT_THAT(found(others, false), testing::ElementsAre(testing::StartsWith("attn_output: ")));
+    // Of weights that keep more: as many blocks as there are chunks for, where they are shared out in any number.
+    plan.blocks = 1 << 20;
+    cuda::Plans more;
+    more.set(cuda::GroupsProduct{id, 1, 768, 16, 95}, plan);
+    const auto fitted = lines_of(*load(*small.model, 1, 0, false, more), "ffn_down: ");
+    ASSERT_EQ(fitted.size(), 1u);
+    EXPECT_THAT(fitted[0], HasSubstr(", 2 early"));
+    EXPECT_THAT(fitted[0], testing::Not(HasSubstr("1048576 blocks")));
+  }
+}
+
+// The clock favours, of each product, one plan; what is found is stored, and serves the next decoder.
+TEST_F(HostDecoder, FindsTheFastestPlansOfGroupSparseProducts) {
+  for (const Id id : {Id::gs4, Id::gs8}) {
+    SCOPED_TRACE(layout::get(id).name);
+    const Small small(id, false, 0.5);
+    const bool units = cuda::GroupsProduct{id, 1, 256, 16}.are_units();
+    const auto kernels = cuda::groups_plans(layout::get(id), units);
+    const auto wanted = [&](const cuda::Groups& weights) {
+      cuda::GroupsPlan plan = kernels[size_t(weights.panels) % kernels.size()];
+      plan.split = weights.K == 768 ? cuda::Split::slice : cuda::Split::stream;
+      plan.early = weights.panels == 6 ? 8 : 0;
+      return plan;
+    };
+    test::clock().of_groups = [&](const cuda::GroupsPlan& plan, const cuda::Groups& weights) {
+      const cuda::GroupsPlan best = wanted(weights);
+      return 1.0 + (plan.warps != best.warps || plan.resident != best.resident) + (plan.split != best.split) +
+             0.1 * (plan.early != best.early) + 1e-2 * plan.blocks;
+    };
+    const auto gpu = load(*small.model, 1, 0);
+    const std::vector<CudaGroupsTuning> tuned = gpu->tune_groups(false);
+    ASSERT_EQ(tuned.size(), 4u) << "q+k+v, output, gate+up, down";
+    cuda::Plans plans;
+    for (const CudaGroupsTuning& tuning : tuned) {
+      SCOPED_TRACE(describe(tuning.product) + ": " + describe(tuning.plan));
+      EXPECT_EQ(tuning.product.layout, id);
+      EXPECT_EQ(tuning.product.group, 16);
+      EXPECT_EQ(tuning.product.kept, 50);
+      EXPECT_NO_THROW(cuda::check_plan(tuning.product, tuning.plan));
+      EXPECT_LE(tuning.tuned_ms, tuning.standard_ms);
+      cuda::Groups of;
+      of.panels = tuning.product.rows, of.K = tuning.product.K;
+      const cuda::GroupsPlan best = wanted(of);
+      EXPECT_EQ(tuning.plan.warps, best.warps);
+      EXPECT_EQ(tuning.plan.resident, best.resident);
+      EXPECT_EQ(tuning.plan.split, best.split);
+      EXPECT_EQ(tuning.plan.early, best.early);
+      plans.set(tuning.product, tuning.plan);
+    }
+    EXPECT_EQ(load(*small.model, 1, 0, false, plans)->explain(), gpu->explain());
+    EXPECT_NE(load(*small.model, 1, 0)->explain(), gpu->explain());
+    EXPECT_TRUE(gpu->tune(false).empty()) << "no zigzag weights";
+    EXPECT_THAT([&] { load(*small.model, 1, 0, true)->tune_groups(false); },
+                ThrowsMessage<Error>(HasSubstr("leave out --deterministic")));
   }
 }
 

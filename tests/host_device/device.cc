@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "host_device/clock.h"
 #include "host_device/peers.h"
 #include "host_device/tape.h"
 #include "kernels/cuda/calibration.h"
@@ -20,6 +21,7 @@
 #include "kernels/cuda/gemv.h"
 #include "kernels/cuda/groups.h"
 #include "kernels/cuda/ops.h"
+#include "kernels/cuda/plans.h"
 #include "kernels/cuda/rows.h"
 
 namespace lacuna::cuda {
@@ -209,8 +211,8 @@ std::vector<Graph> Graph::together(std::span<Stream* const> streams, const std::
 }
 Stopwatch::Stopwatch() {}
 Stopwatch::~Stopwatch() {}
-void Stopwatch::start(Stream&) {}
-double Stopwatch::stop_ms(Stream&) { return 1; }
+void Stopwatch::start(Stream&) { test::clock().ms = 0; }
+double Stopwatch::stop_ms(Stream&) { return 1 + test::clock().ms; }
 double measure_read_gb_s(Device&, Stream&, const Buffer&) { return 1; }
 double measure_read_gb_s(Device&) { return 1; }
 
@@ -263,8 +265,15 @@ void launch_gemv(const Device&, Stream&, const layout::Layout& layout, const Gem
   });
 }
 
-void launch_groups(const Device&, Stream&, const layout::Layout& layout, const GroupsPlan&, const GroupsArgs&) {
-  check_zz8(layout);
+// Group-sparse products are asked for, timed by the test's clock, and add nothing.
+void launch_groups(const Device&, Stream&, const layout::Layout& layout, const GroupsPlan& plan, const GroupsArgs& a) {
+  check_plan({layout.id, a.weights.panels, a.weights.K, a.weights.group}, plan);
+  enqueue([plan, a] {
+    for (int64_t i = 0; i < a.zero_count; ++i) a.zero[i] = 0;
+    for (int64_t n = 0; n < 256 * a.weights.panels && a.workspace.partial != nullptr; ++n)
+      a.y[n] = a.workspace.start != nullptr ? a.workspace.start[n] : 0.0f;
+    if (test::clock().of_groups) test::clock().ms += test::clock().of_groups(plan, a.weights);
+  });
 }
 
 void launch_rows(const Device&, Stream&, const RowsArgs& args) {

@@ -150,7 +150,7 @@ void expect_right(const Uploaded& w, const std::vector<float>& y, const std::vec
 
 std::vector<GroupsPlan> all_plans(const Uploaded& w) {
   std::vector<GroupsPlan> out;
-  for (GroupsPlan plan : cuda::groups_plans(w.layout(), w.groups())) {
+  for (GroupsPlan plan : cuda::groups_plans(w.layout(), w.groups().are_units())) {
     for (const Split split : {Split::stream, Split::slice}) {
       plan.split = split;
       out.push_back(cuda::filled(device().info(), w.groups(), plan));

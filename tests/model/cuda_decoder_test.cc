@@ -306,6 +306,55 @@ TEST_F(CudaDecoderTest, GivenPlansAreUsedButInAFixedOrder) {
   EXPECT_THAT(uses(), testing::Not(HasSubstr(cuda::describe(plan))));
 }
 
+// Every kernel, in stream-K and slice-K, as units (gs4) and as chunks (gs8).
+TEST_F(CudaDecoderTest, GivenPlansOfGroupsAreUsedButInAFixedOrder) {
+  for (const layout::Id id : {layout::Id::gs4, layout::Id::gs8}) {
+    const Zigzag stored("qwen2_heads_of_8", id, {.group_size = 16});
+    const std::vector<CudaGroupsTuning> products = load(*stored.model)->tune_groups(false);
+    ASSERT_FALSE(products.empty());
+    for (cuda::GroupsPlan plan : cuda::groups_plans(layout::get(id), products[0].product.are_units())) {
+      for (const cuda::Split split : {cuda::Split::stream, cuda::Split::slice}) {
+        plan.split = split, plan.early = 3;
+        CudaDecoderOptions options;
+        for (const CudaGroupsTuning& product : products) {
+          plan.blocks = int(2 * product.product.rows);
+          options.plans.set(product.product, plan);
+        }
+        SCOPED_TRACE(cuda::describe(plan));
+        const auto gpu = load(*stored.model, options);
+        EXPECT_THAT(gpu->explain(), HasSubstr(fmt::format("{} warps, {} resident", plan.warps, plan.resident)));
+        EXPECT_THAT(gpu->explain(), HasSubstr(split == cuda::Split::stream ? "stream-K, " : "slice-K, "));
+        EXPECT_THAT(gpu->explain(), HasSubstr(", 3 early"));
+        EXPECT_LT(worst_difference(*stored.model->decoder, *gpu), 0.03);
+        options.deterministic = true;
+        EXPECT_THAT(load(*stored.model, options)->explain(), testing::Not(HasSubstr(", 3 early")));
+      }
+    }
+  }
+}
+
+TEST_F(CudaDecoderTest, TunedPlansOfGroupsChangeNoLogitsAndServeAgain) {
+  for (const layout::Id id : {layout::Id::gs4, layout::Id::gs8}) {
+    const Zigzag stored("llama_mha", id, {.group_size = 16});
+    const auto gpu = load(*stored.model);
+    const std::vector<CudaGroupsTuning> tuned = gpu->tune_groups(false);
+    EXPECT_EQ(gpu->length(), 0);
+    EXPECT_LT(worst_difference(*stored.model->decoder, *gpu), 0.03);
+    CudaDecoderOptions options;
+    for (const CudaGroupsTuning& tuning : tuned) {
+      EXPECT_EQ(tuning.product.layout, id);
+      EXPECT_GT(tuning.tuned_ms, 0);
+      EXPECT_LE(tuning.tuned_ms, tuning.standard_ms);
+      EXPECT_NO_THROW(cuda::check_plan(tuning.product, tuning.plan));
+      options.plans.set(tuning.product, tuning.plan);
+    }
+    EXPECT_FALSE(tuned.empty());
+    EXPECT_EQ(load(*stored.model, options)->explain(), gpu->explain());
+    EXPECT_TRUE(gpu->tune(false).empty()) << "no zigzag weights";
+    EXPECT_THROW(load(*stored.model, {.deterministic = true})->tune_groups(false), Error);
+  }
+}
+
 TEST_F(CudaDecoderTest, TunedPlansChangeNoLogitsAndServeAgain) {
   const Mixed mixed("llama_mha", {{"attn_v", layout::Id::zz6_k}});
   const auto gpu = load(*mixed.model);

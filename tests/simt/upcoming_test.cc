@@ -62,7 +62,7 @@ std::map<int64_t, int> asked_of(const Weights& w, const Weights& next, const Gro
 }
 
 GroupsPlan plan_of(const Weights& w, int blocks, int early) {
-  GroupsPlan plan = cuda::groups_plans(*w.prepared.layout, w.placed)[0];
+  GroupsPlan plan = cuda::groups_plans(*w.prepared.layout, w.placed.are_units())[0];
   plan.blocks = blocks, plan.early = early;
   return plan;
 }

@@ -68,6 +68,7 @@ struct GroupsPlan {
   int early = 0;   // records or chunks of each warp that the launch before asks for in L2 (GroupsArgs::next)
   bool operator==(const GroupsPlan&) const = default;
 };
+inline constexpr int kMostEarly = 1 << 20;  // all
 std::string describe(const GroupsPlan& plan);
 
 /// Weights of a later launch of which L2 is asked for the first `early` records of each of `shares` ranges, which
@@ -108,10 +109,12 @@ struct GroupsArgs {
   Workspace workspace;
 };
 
-/// What a tuner tries, `blocks` left open.
-std::span<const GroupsPlan> groups_plans(const layout::Layout& layout, const Groups& weights);
+/// What a tuner tries of weights that are units or chunks, `blocks` left open.
+std::span<const GroupsPlan> groups_plans(const layout::Layout& layout, bool units);
 /// `plan` with as many blocks as the device holds at once.
 GroupsPlan filled(const DeviceInfo& device, const Groups& weights, GroupsPlan plan);
+/// `plan` with the nearest number of blocks that launch_groups() takes for these weights.
+GroupsPlan fitted(const Groups& weights, GroupsPlan plan);
 GroupsPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Groups& weights);
 /// Bytes of Workspace::partial for any plan of `blocks` blocks, more than 0: units need none but ask for a fixed order
 /// by one that is there.

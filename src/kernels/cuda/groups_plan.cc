@@ -52,7 +52,7 @@ int64_t laid_out_bytes(const PreparedGroups& w) {
 
 int64_t group_inputs_bytes(int64_t K) { return ((K + kUnit - 1) / kUnit + 1) * 48; }
 
-std::span<const GroupsPlan> groups_plans(const layout::Layout& layout, const Groups& weights) {
+std::span<const GroupsPlan> groups_plans(const layout::Layout& layout, bool units) {
   static constexpr GroupsPlan kUnits[] = {{16, 32, Split::stream, Math::dot, 0},
                                           {8, 32, Split::stream, Math::dot, 0},
                                           {24, 24, Split::stream, Math::dot, 0},
@@ -62,7 +62,7 @@ std::span<const GroupsPlan> groups_plans(const layout::Layout& layout, const Gro
                                            {24, 24, Split::stream, Math::mma, 0},
                                            {8, 16, Split::stream, Math::mma, 0}};
   static constexpr GroupsPlan kWide[] = {{8, 16, Split::stream, Math::mma, 0}, {16, 16, Split::stream, Math::mma, 0}};
-  if (weights.are_units()) return kUnits;
+  if (units) return kUnits;
   if (layout.bits > 4) return kWide;
   return kNarrow;
 }
@@ -78,8 +78,18 @@ GroupsPlan filled(const DeviceInfo& device, const Groups& weights, GroupsPlan pl
   return plan;
 }
 
+GroupsPlan fitted(const Groups& weights, GroupsPlan plan) {
+  const int64_t panels = std::max<int64_t>(1, weights.panels);
+  if (!weights.are_units() && plan.split == Split::slice)
+    plan.blocks = int(std::max<int64_t>(1, plan.blocks / panels) * panels);
+  else
+    plan.blocks = int(std::clamp<int64_t>(
+        plan.blocks, 1, std::max<int64_t>(1, weights.are_units() ? weights.quad_count : weights.count)));
+  return plan;
+}
+
 GroupsPlan default_plan(const DeviceInfo& device, const layout::Layout& layout, const Groups& weights) {
-  return filled(device, weights, groups_plans(layout, weights)[0]);
+  return filled(device, weights, groups_plans(layout, weights.are_units())[0]);
 }
 
 int64_t groups_partial_bytes(const Groups& weights, int64_t blocks) {
