@@ -16,6 +16,7 @@
 #include "cli/sparsity.h"
 #include "core/error.h"
 #include "core/say.h"
+#include "model/cpu_beams.h"
 
 namespace lacuna::cli {
 namespace {
@@ -238,7 +239,8 @@ int run(const Options& options) {
             : model.need_tokenizer().encode(
                   prompt, {.add_special = !options.no_bos, .add_eos = false, .parse_special = options.special});
     if (options.beams > 0) {
-      BeamRun run = search_beams(model, capacity, parse_kv(options.kv), options.beams, prompt_ids, generation);
+      model::CpuBeams engine(*model.decoder, options.beams, capacity, parse_kv(options.kv));
+      BeamRun run = search_beams(model, engine, prompt_ids, generation);
       on_text(run.best.text);
       beams = beams_json(run, model, options);
       result = std::move(run.best);
