@@ -88,11 +88,11 @@ INSTANTIATE_TEST_SUITE_P(Models, HostBeams,
 TEST_P(HostBeams, TextsAreAsLikelyAsWhenRunFromTheStart) {
   for (const bool deterministic : {false, true}) {
     Both both(GetParam(), {.deterministic = deterministic});
-    for (const int64_t count : {1, 2, 3, 4}) {
+    for (const int64_t count : deterministic ? std::vector<int64_t>{3} : std::vector<int64_t>{1, 2, 4}) {
       const auto engine = both.gpu->make_beams(count);
       for (const Ids& prompt : kPrompts) {  // steps grow, and shrink
         const int32_t end = 11;
-        const int64_t n = prompt.size() == 1 ? 25 : 18;
+        const int64_t n = prompt.size() == 1 ? 14 : 9;
         const auto texts = search(*engine, prompt, {n, [](int32_t id) { return id == end || id % 5 == 0; }});
         ASSERT_EQ(int64_t(texts.size()), count);
         for (const Hypothesis& text : texts) {
@@ -102,7 +102,7 @@ TEST_P(HostBeams, TextsAreAsLikelyAsWhenRunFromTheStart) {
               << count << " beams after " << prompt.size() << " tokens";
         }
       }
-      const auto endless = search(*engine, kPrompts[0], {20, {}});
+      const auto endless = search(*engine, kPrompts[0], {12, {}});
       for (const Hypothesis& text : endless)
         EXPECT_NEAR(text.log_probability, log_probability(*both.gpu, kPrompts[0], text, 0), 1e-3) << count;
     }

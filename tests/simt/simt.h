@@ -113,6 +113,14 @@ inline unsigned __reduce_max_sync(unsigned, unsigned v) {
   return lacuna::simt::with_all(v, [](const unsigned* all) { return *std::max_element(all, all + 32); });
 }
 template <class T>
+T __reduce_add_sync(unsigned, T v) {
+  return lacuna::simt::with_all(v, [](const T* all) {
+    T sum = 0;
+    for (int lane = 0; lane < 32; ++lane) sum += all[lane];
+    return sum;
+  });
+}
+template <class T>
 T __ldg(const T* from) {
   return *from;
 }
@@ -150,7 +158,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   for (int i = 0; i < 4; ++i) out |= unsigned(bytes >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
   return out;
 }
-/// In double each half of the sum is exact or rounds as its f16 does (11 bits twice and a guard fit 53).
+/// Rounds once: products of halves are exact in double.
 inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
   const auto fma = [](__half x, __half y, __half z) {
     return __double2half(std::fma(double(__half2float(x)), double(__half2float(y)), double(__half2float(z))));

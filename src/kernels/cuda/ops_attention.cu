@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kWarps * 32, resident_blocks(kHeads))
   __shared__ __align__(16) float heads[kHeads][kMostHeadDim];
   __shared__ float scratch[kMostHeadDim];
   __shared__ float maxima[kWarps][kHeads], totals[kWarps][kHeads];
-  extern __shared__ __align__(16) float sums[];  // [kWarps][kHeads][head_dim]
+  float* const sums = dynamic_shared<float>();  // [kWarps][kHeads][head_dim]
   __shared__ float range_maxima[kHeads * kMostRanges], range_totals[kHeads * kMostRanges];
   const AttentionArgs& a = p.a;
   const Heads& h = a.heads;
