@@ -25,6 +25,7 @@
 #include "kernels/cuda/exchange.h"
 #include "kernels/cuda_support.h"
 #include "model/beam_search.h"
+#include "model/cuda_shard.h"
 #include "model/decoder.h"
 #include "model/support.h"
 #include "model/synth.h"
@@ -686,6 +687,36 @@ TEST_F(CudaDecoderTest, BatchesGiveTheLogitsOfSingleTokens) {
     check(*mixed.model, 0.03);
     for (const auto& [id, group_size] : {std::pair<Id, int64_t>{Id::gs4, 16}, {Id::gs16, 8}, {Id::gq4, 32}})
       check(*Zigzag(name, id, {.group_size = group_size}).model, 0.03);
+  }
+}
+
+// The batches that a prompt is cut into, with a rest that is one and a rest of single tokens; then a token after it.
+TEST_F(CudaDecoderTest, PromptsLongerThanABatch) {
+  const ModelShape shape = {"long", "llama", 2, 256, 8, 4, 64, 512, 301, 1100, 1e-5, 10000, 1, false, false};
+  for (const layout::Id id : {layout::Id::f16, layout::Id::zz4_k}) {
+    SCOPED_TRACE(layout::get(id).name);
+    test::TempDir folder;
+    const std::string path = (folder.path() / "long.gguf").string();
+    ThreadPool pool(2);
+    synthesize(shape, path, {.layout = id, .head_layout = layout::Id::f16, .progress = false}, pool);
+    Model model(path);
+    CudaDecoderOptions options;
+    options.context = shape.n_ctx;
+    options.progress = false;
+    const auto gpu = CudaDecoder::load(model.checkpoint, model.pool, device(), options);
+    const std::vector<int32_t> ids = some_ids(2 * kMostBatch + 18, shape.n_vocab);
+    const auto expected = one_by_one(*gpu, ids);
+    for (const int64_t count : {kMostBatch + 3, 2 * kMostBatch + 17}) {
+      gpu->truncate(0);
+      const auto check = [&](std::span<const int32_t> next) {
+        const std::span<const float> found = gpu->forward(next);
+        // As in BatchesGiveTheLogitsOfSingleTokens.
+        EXPECT_LT(difference(expected[size_t(gpu->length() - 1)], found), 0.03) << gpu->length() << " tokens";
+      };
+      check(std::span(ids).first(size_t(count)));
+      check({&ids[size_t(count)], 1});
+      EXPECT_EQ(gpu->length(), count + 1);
+    }
   }
 }
 
