@@ -271,7 +271,7 @@ struct RowsShape {
                                    : std::is_base_of_v<UnitColumns, Frag>                  ? 2
                                                                                            : 1;
   static constexpr int kRows = kTokens > 1 ? std::min(kMostRows, 2) : kMostRows;
-  static constexpr int kWarps = kRows == 4 ? 16 : 24;
+  static constexpr int kWarps = kRows == 4 || kTokens > 1 ? 16 : 24;
 };
 
 /// The ways that leave the fewest lanes idle: teams take whole groups of rows, and warps whole chunks of them.
