@@ -23,15 +23,14 @@ std::string text_of(const LoadedModel& model, std::span<const int32_t> ids) {
   return out + stream.finish();
 }
 
-BeamRun search_beams(const LoadedModel& model, int64_t capacity, kernels::KvType kv, int64_t beams,
-                     std::span<const int32_t> prompt, const GenerateOptions& options) {
-  check_prompt(model.decoder->config(), prompt, capacity);
+BeamRun search_beams(const LoadedModel& model, model::BeamEngine& engine, std::span<const int32_t> prompt,
+                     const GenerateOptions& options) {
+  check_prompt(engine.config(), prompt, engine.capacity());
   model::BeamOptions wanted;
-  wanted.beams = beams;
   wanted.max_tokens = options.max_tokens < 0 ? std::numeric_limits<int64_t>::max() : options.max_tokens;
   if (model.tokenizer && !options.ignore_end)
     wanted.ends = [&](int32_t id) { return model.tokenizer->ends_generation(id); };
-  model::BeamSearch search(*model.decoder, capacity, kv, wanted);
+  model::BeamSearch search(engine, wanted);
 
   BeamRun out;
   Generation& best = out.best;

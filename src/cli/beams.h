@@ -18,8 +18,8 @@ struct BeamRun {
 };
 
 /// max_tokens as of generate; the best text's ids and text come in `best`, with the timing of the whole search.
-BeamRun search_beams(const LoadedModel& model, int64_t capacity, kernels::KvType kv, int64_t beams,
-                     std::span<const int32_t> prompt, const GenerateOptions& options);
+BeamRun search_beams(const LoadedModel& model, model::BeamEngine& engine, std::span<const int32_t> prompt,
+                     const GenerateOptions& options);
 
 /// The text of these tokens.
 std::string text_of(const LoadedModel& model, std::span<const int32_t> ids);

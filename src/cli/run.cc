@@ -16,6 +16,8 @@
 #include "cli/sparsity.h"
 #include "core/error.h"
 #include "core/say.h"
+#include "kernels/cuda/ops.h"
+#include "model/cpu_beams.h"
 
 namespace lacuna::cli {
 namespace {
@@ -134,7 +136,13 @@ void check_cuda(const Options& options) {
   const auto refuse = [](const char* flag) {
     throw Error("{} is of --device cpu so far; leave it out with cuda", flag);
   };
-  if (options.beams > 0) refuse("--beams");
+  if (options.beams > cuda::kMostBeams)
+    throw Error("--beams {}: --device cuda runs 1 to {}; ask for fewer, or use --device cpu", options.beams,
+                cuda::kMostBeams);
+  if (options.beam_union) refuse("--beam-union");
+  if (options.beams > 0 && options.gpu.layers > 0)
+    throw Error("--beams takes the whole model on the device; leave out --gpu-layers, or use --device cpu");
+  if (options.beams > 0) refuse_split(options.gpu, "--beams");
   if (options.kv != "f16") refuse("--kv");
   if (options.prepare != "auto") refuse("--prepare");
 }
@@ -197,7 +205,9 @@ int run(const Options& options) {
         plans ? fmt::format("profile of the CPU's layers: {}\n", plans->source) : "", model.cuda->explain());
   else if (options.explain)
     say("{}{}{}\n", model.decoder->explain(), explain_plans(model.checkpoint, *plans), explain_sparsity(model, *plans));
-  if (options.beams > 1 && options.sparsity.sparse()) {
+  if (options.beams > 1 && options.sparsity.sparse() && on_cuda)
+    spdlog::info("several beams run dense on CUDA: with --beams 2 and more --act-sparsity skips nothing");
+  else if (options.beams > 1 && options.sparsity.sparse()) {
     model::SparsityOptions sparsity = *model.decoder->sparsity();
     sparsity.unite_sessions = options.beam_union;
     model.decoder->set_sparsity(std::move(sparsity));
@@ -238,7 +248,10 @@ int run(const Options& options) {
             : model.need_tokenizer().encode(
                   prompt, {.add_special = !options.no_bos, .add_eos = false, .parse_special = options.special});
     if (options.beams > 0) {
-      BeamRun run = search_beams(model, capacity, parse_kv(options.kv), options.beams, prompt_ids, generation);
+      const std::unique_ptr<model::BeamEngine> engine =
+          on_cuda ? model.cuda->make_beams(options.beams)
+                  : std::make_unique<model::CpuBeams>(*model.decoder, options.beams, capacity, parse_kv(options.kv));
+      BeamRun run = search_beams(model, *engine, prompt_ids, generation);
       on_text(run.best.text);
       beams = beams_json(run, model, options);
       result = std::move(run.best);
@@ -343,7 +356,7 @@ Action add_run(CLI::App& program) {
           ->add_option("--beams", options->beams,
                        "beam search with B beams: each step keeps the B likeliest continuations; the text with the "
                        "largest log-probability divided by its tokens (the one that ends it included) is printed; 1: "
-                       "greedy. Several beams run dense")
+                       "greedy. Several beams run dense. With --device cuda 1 to 4, the model whole on one device")
           ->check(CLI::Range(int64_t{1}, int64_t{16}))
           ->type_name("B")
           ->group("Beam search");

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "model/decoder.h"
+#include "model/beam_engine.h"
 
 namespace lacuna::model {
 
@@ -27,15 +27,14 @@ struct Hypothesis {
 };
 
 struct BeamOptions {
-  int64_t beams = 4;
   int64_t max_tokens = 0;               // at most what the context leaves
   std::function<bool(int32_t)> ends{};  // whether a token ends the text; empty: none does
 };
 
 class BeamSearch {
  public:
-  /// Throws Error for options out of range. capacity: tokens of prompt and text together.
-  BeamSearch(Decoder& decoder, int64_t capacity, kernels::KvType kv, BeamOptions options);
+  /// As many beams as the engine has, which outlives this. Throws Error for options out of range.
+  BeamSearch(BeamEngine& engine, BeamOptions options);
 
   /// Runs the prompt. Throws Error when it is empty or does not fit.
   void start(std::span<const int32_t> prompt);
@@ -50,38 +49,27 @@ class BeamSearch {
   struct Beam {
     std::vector<int32_t> ids;
     double log_probability = 0;
-    size_t parent = 0;  // the beam it extends
-    size_t slot = 0;
+    int32_t parent = 0;  // the beam it extends
   };
-  /// A cache and the tokens that it holds behind the prompt.
-  struct Slot {
-    Session session;
-    std::vector<int32_t> ids;
-    bool taken = false;
-  };
-  struct Candidate {
+  struct Extension {
     double log_probability = 0;
     size_t parent = 0;
     int32_t id = 0;
   };
-  void collect_candidates();
+  void collect_extensions();
   void extend();
-  void assign_slots();
   void run_beams();
   bool settled() const;
 
-  Decoder& decoder_;
+  BeamEngine& engine_;
   BeamOptions options_;
   int64_t limit_ = 0, tokens_run_ = 0;
   bool ended_ = true, settled_ = false;
-  std::vector<Slot> slots_;        // [beams]
   std::vector<Beam> live_, next_;  // [beams], of which the first live_count_ and next_count_ are in use
   size_t live_count_ = 0, next_count_ = 0;
-  std::vector<Candidate> candidates_;
+  std::vector<Extension> extensions_;
   std::vector<Hypothesis> finished_;  // the best score first, at most `beams`
-  std::span<const float> logits_;     // [live_count_, vocabulary]
-  std::vector<Session*> sessions_;
-  std::vector<int32_t> ids_;
+  std::vector<int32_t> parents_, ids_;
 };
 
 }  // namespace lacuna::model

@@ -18,6 +18,7 @@
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/plan_search.h"
 #include "model/binder.h"
+#include "model/cuda_beams.h"
 #include "model/cuda_shard.h"
 #include "model/tensor_split.h"
 
@@ -1023,6 +1024,14 @@ std::unique_ptr<CudaBlock> CudaDecoder::make_block(int64_t windows, int64_t wind
   d.check_whole();
   if (window > d.context) throw Error("windows of {} tokens; the context holds {}", window, d.context);
   return std::make_unique<CudaBlock>(d.lead(), windows, window, dense_prefix);
+}
+
+std::unique_ptr<BeamEngine> CudaDecoder::make_beams(int64_t beams) {
+  if (impl_->cpu) throw Error("beams take the whole model on the device; leave out --gpu-layers, or use --device cpu");
+  if (impl_->shards.size() > 1)
+    throw Error("beams run on one device, unsplit; leave out --gpus and --gpu-split, or use --device cpu");
+  impl_->wait();
+  return std::make_unique<CudaBeams>(*this, impl_->lead(), beams);
 }
 
 InputBytes CudaDecoder::input_bytes() const {

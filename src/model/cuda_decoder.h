@@ -13,6 +13,7 @@
 #include "io/checkpoint.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/plans.h"
+#include "model/beam_engine.h"
 #include "model/config.h"
 #include "model/cuda_block.h"
 #include "model/cuda_inputs.h"
@@ -119,6 +120,10 @@ class CudaDecoder final : public Engine {
   /// The device's part of single tokens, as set_sparsity() said, after the last one that ran; they are neither counted
   /// nor kept. Throws Error where no further token fits.
   CudaShares measure_shares();
+
+  /// Beams, which live no longer than the decoder and overwrite its sequence: truncate(0) then comes before anything
+  /// else runs. Throws Error as CudaBeams does, and with layers on the CPU and for shards.
+  std::unique_ptr<BeamEngine> make_beams(int64_t beams);
 
   // ---- calibration. Throws Error with layers on the CPU and for shards ----
   /// Takes its memory; throws DoesNotFit. Before run_observed().

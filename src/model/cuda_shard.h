@@ -225,6 +225,7 @@ class CudaShard {
 
  private:
   friend class CudaBlock;  // which runs a layer's parts one by one
+  friend class CudaBeams;  // which runs them for a few tokens of different texts
   ZigzagRun upload_run(std::span<const kernels::WeightView> parts, int64_t at, ThreadPool& pool);
   /// scale: Group::scale, whose part for these outputs is filled.
   KeptRun upload_kept(std::span<const kernels::WeightView> parts, int64_t at, cuda::Buffer& scale, ThreadPool& pool);

@@ -86,8 +86,10 @@ TEST(App, WrongUsageExitsWith2AndOneLine) {
 
 TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
   expect_error({"inspect", kModel, "--device", "cuda", "--json"}, "leave it out here");
-  for (const auto& [flag, value] : {std::pair{"--beams", "2"}, {"--kv", "q8_0"}, {"--prepare", "in_place"}})
+  for (const auto& [flag, value] : {std::pair{"--beams", "5"}, {"--kv", "q8_0"}, {"--prepare", "in_place"}})
     expect_error({"run", kModel, "-p", "a", "--device", "cuda", flag, value}, flag);
+  for (const char* flag : {"--gpu-layers", "--gpus", "--gpu-split"})
+    expect_error({"run", kModel, "-p", "a", "--device", "cuda", "--beams", "2", flag, "2"}, flag);
   expect_error({"perplexity", kModel, "-f", kModel, "--device", "cuda", "--kv", "f32"}, "--kv");
   const std::vector<std::string> bench = {"bench", "--device", "cuda", "--json", "--synthetic", "llama-3.2-1b"};
   const auto with = [&](std::vector<std::string> more) {

@@ -15,6 +15,7 @@
 #include "host_device/clock.h"
 #include "host_device/peers.h"
 #include "host_device/tape.h"
+#include "kernels/cuda/beams.h"
 #include "kernels/cuda/calibration.h"
 #include "kernels/cuda/exchange.h"
 #include "kernels/cuda/gemm.h"
@@ -23,6 +24,7 @@
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/plans.h"
 #include "kernels/cuda/rows.h"
+#include "kernels/ops.h"
 
 namespace lacuna::cuda {
 namespace {
@@ -41,7 +43,8 @@ void enqueue(std::function<void()> work) {
 float silu(float v) { return v / (1 + std::exp(-v)); }
 
 void preset(const Preset& p) {
-  for (int64_t i = 0; i < p.count; ++i) p.data[i] = p.values != nullptr ? p.values[i] : 0.0f;
+  for (int64_t i = 0; i < p.count; ++i)
+    p.data[i] = p.values != nullptr ? p.values[p.period > 0 ? i % p.period : i] : 0.0f;
 }
 
 /// norm(x) * weight (+ bias), [K].
@@ -89,18 +92,36 @@ void turn(const Heads& h, const float* norm, int64_t at, float* v) {
   }
 }
 
+/// Where the keys and values of token m's text at a position are, of a key head.
+struct CachePlace {
+  f16 *keys, *values;
+};
+CachePlace cache_place(const Heads& h, int64_t m, int64_t head, int64_t at) {
+  const BeamCache& beams = h.beams;
+  if (beams.keys == nullptr || at < *beams.first) {
+    const int64_t place = (head * h.cache.capacity + at) * h.head_dim;
+    return {h.cache.keys + place, h.cache.values + place};
+  }
+  const int64_t apart = at - *beams.first, slot = beams.sources[apart] >> (8 * m) & 255;
+  if (apart >= beams.capacity) throw Error("a position that the beams' cache has no room for");
+  const int64_t place = ((slot * h.n_kv_heads + head) * beams.capacity + apart) * h.head_dim;
+  return {beams.keys + place, beams.values + place};
+}
+int64_t position_of(const Heads& h, int64_t m) { return *h.position + (h.beams.keys != nullptr ? 0 : m); }
+
 void heads(const Heads& h, float* q) {
   const int64_t d = h.head_dim;
   std::vector<float> key(static_cast<size_t>(d));
   for (int64_t m = 0; m < h.M; ++m) {
-    const int64_t at = *h.position + m;
+    const int64_t at = position_of(h, m);
     for (int64_t head = 0; head < h.n_heads; ++head) turn(h, h.q_norm, at, q + m * h.q_stride + head * d);
     for (int64_t head = 0; head < h.n_kv_heads; ++head) {
       std::copy_n(h.k + m * h.kv_stride + head * d, d, key.begin());
       turn(h, h.k_norm, at, key.data());
+      const CachePlace to = cache_place(h, m, head, at);
       for (int64_t i = 0; i < d; ++i) {
-        h.cache.keys[(head * h.cache.capacity + at) * d + i] = to_f16(key[size_t(i)]);
-        h.cache.values[(head * h.cache.capacity + at) * d + i] = to_f16(h.v[m * h.kv_stride + head * d + i]);
+        to.keys[i] = to_f16(key[size_t(i)]);
+        to.values[i] = to_f16(h.v[m * h.kv_stride + head * d + i]);
       }
     }
   }
@@ -110,14 +131,14 @@ void heads(const Heads& h, float* q) {
 void attend(const Heads& h, const float* q, int64_t window, float scale, float* out, int64_t out_stride) {
   const int64_t d = h.head_dim;
   for (int64_t m = 0; m < h.M; ++m) {
-    const int64_t at = *h.position + m, first = window > 0 ? std::max<int64_t>(0, at - window + 1) : 0;
+    const int64_t at = position_of(h, m), first = window > 0 ? std::max<int64_t>(0, at - window + 1) : 0;
     for (int64_t head = 0; head < h.n_heads; ++head) {
-      const int64_t kv = head / (h.n_heads / h.n_kv_heads) * h.cache.capacity;
+      const int64_t kv = head / (h.n_heads / h.n_kv_heads);
       std::vector<double> weight;
       for (int64_t p = first; p <= at; ++p) {
         double dot = 0;
-        for (int64_t i = 0; i < d; ++i)
-          dot += double(q[m * h.q_stride + head * d + i]) * double(to_float(h.cache.keys[(kv + p) * d + i]));
+        const f16* const key = cache_place(h, m, kv, p).keys;
+        for (int64_t i = 0; i < d; ++i) dot += double(q[m * h.q_stride + head * d + i]) * double(to_float(key[i]));
         weight.push_back(dot * double(scale));
       }
       const double most = *std::max_element(weight.begin(), weight.end());
@@ -126,7 +147,7 @@ void attend(const Heads& h, const float* q, int64_t window, float scale, float* 
       for (int64_t i = 0; i < d; ++i) {
         double value = 0;
         for (int64_t p = first; p <= at; ++p)
-          value += weight[size_t(p - first)] * double(to_float(h.cache.values[(kv + p) * d + i]));
+          value += weight[size_t(p - first)] * double(to_float(cache_place(h, m, kv, p).values[i]));
         out[m * out_stride + head * d + i] = float(value / sum);
       }
     }
@@ -265,6 +286,25 @@ void launch_gemv(const Device&, Stream&, const layout::Layout& layout, const Gem
   });
 }
 
+int few_segments(const DeviceInfo&, const Columns&) { return 1; }
+void launch_gemv_few(const Device&, Stream&, const layout::Layout& layout, const GemvFewArgs& a) {
+  check_zz8(layout);
+  enqueue([a] {
+    for (int64_t m = 0; m < a.M; ++m) {
+      for (int64_t n = 0; n < 256 * a.weights.rows; ++n) {
+        double sum = 0;
+        for (int64_t k = 0; k < a.weights.K; ++k)
+          sum += double(a.x[m * a.x_stride + k]) * double(zz8_weight(a.weights, n / 256, n % 256, k));
+        float& y = a.y[m * a.y_stride + n];
+        if (a.workspace.partial != nullptr)
+          y = float(sum + (a.workspace.start != nullptr ? double(a.workspace.start[n]) : 0.0));
+        else
+          y = float(double(y) + sum);
+      }
+    }
+  });
+}
+
 // Group-sparse products are asked for, timed by the test's clock, and add nothing.
 void launch_groups(const Device&, Stream&, const layout::Layout& layout, const GroupsPlan& plan, const GroupsArgs& a) {
   check_plan({layout.id, a.weights.panels, a.weights.K, a.weights.group}, plan);
@@ -284,10 +324,13 @@ void launch_rows(const Device&, Stream&, const RowsArgs& args) {
     for (const RowsPart& part : parts) {
       for (int64_t n = 0; n < part.weights.N; ++n) {
         const float* const w = f32_row(part.weights, n);
-        double sum = part.bias != nullptr ? double(part.bias[n]) : 0.0;
-        for (int64_t k = 0; k < part.weights.K; ++k)
-          if (a.threshold <= 0 || active(a.x[k], a.threshold, a.norms, k)) sum += double(a.x[k]) * double(w[k]);
-        part.y[n] = float(sum);
+        for (int64_t m = 0; m < a.M; ++m) {
+          const float* const x = a.x + m * a.x_stride;
+          double sum = part.bias != nullptr ? double(part.bias[n]) : 0.0;
+          for (int64_t k = 0; k < part.weights.K; ++k)
+            if (a.threshold <= 0 || active(x[k], a.threshold, a.norms, k)) sum += double(x[k]) * double(w[k]);
+          part.y[m * a.y_stride + n] = float(sum);
+        }
       }
     }
   });
@@ -304,8 +347,9 @@ void launch_norm(const Device&, Stream&, const NormArgs& a) {
     for (int64_t m = 0; m < a.M; ++m) {
       float* const x = a.x + m * a.K;
       for (int64_t k = 0; k < a.K && a.add != nullptr; ++k) {
-        float sum = a.add[m * a.K + k];
-        for (int part = 1; part < a.parts; ++part) sum += a.add[part * a.add_stride + m * a.K + k];
+        const int64_t at = m * (a.add_row > 0 ? a.add_row : a.K) + k;
+        float sum = a.add[at];
+        for (int part = 1; part < a.parts; ++part) sum += a.add[part * a.add_stride + at];
         x[k] += sum;
       }
       normed(x, a.weight, a.bias, a.eps, a.K, a.y + m * a.K);
@@ -338,7 +382,8 @@ void launch_heads(const Device&, Stream&, const Heads& h) {
 int64_t attention_workspace_bytes(const Device&, int64_t, int64_t, int64_t, int64_t) { return 16; }
 void launch_attention(const Device&, Stream&, const AttentionArgs& a) {
   enqueue([a] {
-    std::vector<float> q(a.heads.q, a.heads.q + a.heads.n_heads * a.heads.head_dim);
+    const int64_t row = a.heads.n_heads * a.heads.head_dim;
+    std::vector<float> q(a.heads.q, a.heads.q + (a.heads.M - 1) * a.heads.q_stride + row);
     heads(a.heads, q.data());
     attend(a.heads, q.data(), a.window, a.scale, a.out, a.heads.q_stride);
     preset(a.preset);
@@ -357,11 +402,37 @@ void launch_argmax(const Device&, Stream&, const ArgmaxArgs& a) {
 }
 int64_t top_k_workspace_bytes(int64_t, int64_t) { return 16; }
 void launch_top_k(const Device&, Stream&, const TopKArgs& a) {
-  std::vector<int32_t> order;
-  for (int64_t id = 0; id < a.N; ++id) order.push_back(int32_t(id));
-  std::ranges::stable_sort(order, std::greater(), [&](int32_t id) { return a.x[id]; });
-  for (int i = 0; i < a.k; ++i) a.out[i] = {a.x[order[size_t(i)]], order[size_t(i)]};
-  a.out[a.k].id = -1;
+  enqueue([a] {
+    for (int64_t m = 0; m < a.M; ++m) {
+      const float* const x = a.x + m * a.N;
+      TopKCandidate* const out = a.out + m * (a.k + 1);
+      std::vector<int32_t> order;
+      for (int64_t id = 0; id < a.N; ++id) order.push_back(int32_t(id));
+      std::ranges::stable_sort(order, std::greater(), [&](int32_t id) { return x[id]; });
+      for (int i = 0; i < a.k; ++i) out[i] = {x[order[size_t(i)]], order[size_t(i)]};
+      out[a.k].id = -1;
+    }
+  });
+}
+int64_t log_sum_exp_workspace_bytes(int64_t, int64_t) { return 16; }
+void launch_log_sum_exp(const Device&, Stream&, const LogSumExpArgs& a) {
+  enqueue([a] {
+    for (int64_t m = 0; m < a.M; ++m) a.out[m] = kernels::log_sum_exp(a.x + m * a.N, a.N);
+  });
+}
+void launch_order_beams(const Device&, Stream&, const BeamStep* step, uint32_t* sources, int64_t capacity) {
+  enqueue([=] {
+    const int64_t last = step->position - step->first;
+    if (last >= capacity) throw Error("a step of beams for which there is no room");
+    for (int64_t i = 0; i <= last; ++i) {
+      uint32_t of_new = 0;
+      for (uint32_t b = 0; b < uint32_t(kMostBeams); ++b) {
+        const uint32_t slot = i == last ? b : sources[i] >> (8 * (step->parents >> (4 * b) & 15)) & 255;
+        of_new |= slot << (8 * b);
+      }
+      sources[i] = of_new;
+    }
+  });
 }
 void launch_count_inactive(const Device&, Stream&, const float* x, int64_t K, const float* norms, float t,
                            unsigned long long* count) {
@@ -371,11 +442,14 @@ void launch_count_inactive(const Device&, Stream&, const float* x, int64_t K, co
 }
 
 void launch_gate_rows(const Device&, Stream&, const GateRowsArgs& a) {
-  for (int64_t m = 0; m < a.M; ++m)
-    for (int64_t k = 0; k < a.K; ++k) {
-      const float x = a.x[m * a.stride + k];
-      a.y[m * a.K + k] = a.gate == Gate::swiglu ? silu(x) * a.up[m * a.stride + k] : std::max(x, 0.0f);
-    }
+  enqueue([a] {
+    for (int64_t m = 0; m < a.M; ++m)
+      for (int64_t k = 0; k < a.K; ++k) {
+        const float x = a.x[m * a.stride + k];
+        a.y[m * a.K + k] = a.gate == Gate::swiglu ? silu(x) * a.up[m * a.stride + k] : std::max(x, 0.0f);
+      }
+    preset(a.preset);
+  });
 }
 void launch_count_sizes(const Device&, Stream&, const CountSizesArgs& a) {
   for (int64_t i = 0; i < a.M * a.K; ++i) {

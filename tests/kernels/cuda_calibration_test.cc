@@ -51,7 +51,7 @@ TEST_F(CudaCalibration, GatesRowsThatLieApart) {
     const std::vector<float> both = normal(M * stride, uint64_t(M + K), 3);
     const OnDevice<float> x(both);
     for (const cuda::Gate gate : {cuda::Gate::swiglu, cuda::Gate::relu}) {
-      OnDevice<float> y(size_t(M * K));
+      const OnDevice<float> y(size_t(M * K)), preset(size_t{12});
       const bool swiglu = gate == cuda::Gate::swiglu;
       cuda::launch_gate_rows(device(), stream(),
                              {.gate = gate,
@@ -60,8 +60,10 @@ TEST_F(CudaCalibration, GatesRowsThatLieApart) {
                               .stride = stride,
                               .M = M,
                               .K = K,
-                              .y = y.data()});
-      const std::vector<float> found = y.values();
+                              .y = y.data(),
+                              .preset = {preset.data(), 8}});
+      const std::vector<float> found = y.values(), set = preset.values();
+      for (size_t i = 0; i < set.size(); ++i) ASSERT_TRUE(i < 8 ? set[i] == 0 : std::isnan(set[i])) << i;
       for (int64_t m = 0; m < M; ++m)
         for (int64_t k = 0; k < K; ++k) {
           const double g = both[size_t(m * stride + k)], up = both[size_t(m * stride + K + 1 + k)];

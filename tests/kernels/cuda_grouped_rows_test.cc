@@ -82,6 +82,58 @@ TEST(CudaGroupedRows, ProductsMatchDouble) {
   }
 }
 
+TEST(CudaGroupedRows, ProductsOfAFewTokensMatchDouble) {
+  LACUNA_NEED_DEVICE();
+  for (const Case& c : cases()) {
+    if (test::emulated() && (c.K > 600 || c.g == 48)) continue;
+    const OnCard a(c, 77, 1), b(c, 30, 2);
+    Rng rng(3);
+    const int64_t x_stride = (c.K + 7) / 4 * 4, y_stride = 110;
+    std::vector<float> x(size_t(4 * x_stride)), bias(77);
+    for (float& v : x) v = float(rng.normal());
+    for (float& v : bias) v = float(rng.normal());
+    const OnDevice<float> on_x(x), on_bias(bias);
+    for (const int64_t M : {2, 3, 4}) {
+      const OnDevice<float> y(size_t(4 * y_stride));
+      const cuda::RowsPart parts[] = {{a.rows(), on_bias.data(), y.data()}, {b.rows(), nullptr, y.data() + 77}};
+      cuda::RowsArgs args;
+      args.parts = parts;
+      args.x = on_x.data();
+      args.M = M;
+      args.x_stride = x_stride;
+      args.y_stride = y_stride;
+      cuda::launch_rows(device(), stream(), args);
+      const std::vector<float> got = y.values();
+      for (int64_t m = 0; m < 4; ++m)
+        for (int64_t n = 0; n < y_stride; ++n) {
+          const float v = got[size_t(m * y_stride + n)];
+          if (m >= M || n >= 107) {
+            ASSERT_TRUE(std::isnan(v)) << "written where nothing is";
+            continue;
+          }
+          const OnCard& part = n < 77 ? a : b;
+          const int64_t row = n < 77 ? n : n - 77;
+          double exact = n < 77 ? double(bias[size_t(n)]) : 0, through = std::fabs(exact);
+          for (int64_t k = 0; k < c.K; ++k) {
+            const auto i = size_t(row * c.K + k);
+            const auto input = double(x[size_t(m * x_stride + k)]);
+            exact += double(part.w.decoded[i]) * input;
+            through += 2 * double(part.w.largest[i]) * std::fabs(input);  // as in ProductsMatchDouble
+          }
+          ASSERT_LE(std::fabs(double(v) - exact), 0x1p-23 * (double(c.K) / 32 + 32) * through + 1e-12)
+              << part.w.layout->name << " g" << c.g << " K " << c.K << " token " << m << " of " << M << " output " << n;
+        }
+    }
+  }
+}
+
+TEST(CudaGroupedRows, MoreThanAFewTokensAreRefused) {
+  LACUNA_NEED_DEVICE();
+  cuda::RowsArgs args;
+  args.M = cuda::kMostFewRows + 1;
+  EXPECT_THROW(cuda::launch_rows(device(), stream(), args), Error);
+}
+
 TEST(CudaGroupedRows, EmbeddingsAreTheBitsOfTheLayout) {
   LACUNA_NEED_DEVICE();
   for (const Case& c : cases()) {

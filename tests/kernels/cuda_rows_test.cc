@@ -241,6 +241,45 @@ TEST_P(EachLayout, ProductIsTheReference) {
   expect_close(multiply(l, {5001}, 1024, random_values(1024, 13), false), "many rows");
 }
 
+TEST_P(EachLayout, ProductsOfAFewTokensAreTheReference) {
+  LACUNA_NEED_DEVICE();
+  const layout::Layout& l = layout::get(GetParam());
+  for (const int64_t K : widths(l)) {
+    const int64_t N = 131, x_stride = (K + 7) / 4 * 4, y_stride = N + 2;
+    const auto bytes = random_rows(l, N, K, uint64_t(K));
+    const auto x = random_values(4 * x_stride, 15), bias = random_values(N, 16);
+    const auto size = magnitudes(l, N, K, bytes);
+    const OnDevice<std::byte> weights(prepared(l, N, K, bytes));
+    const OnDevice<float> x_there(x), bias_there(bias);
+    kernels::WeightView view{"w", &l, {N, K}, bytes};
+    view.bias = bias;
+    for (const int64_t M : {2, 3, 4}) {
+      const OnDevice<float> y(size_t(M * y_stride));
+      const std::vector<cuda::RowsPart> parts = {{{&l, weights.data(), N, K}, bias_there.data(), y.data()}};
+      cuda::RowsArgs args;
+      args.parts = parts;
+      args.x = x_there.data();
+      args.M = M;
+      args.x_stride = x_stride;
+      args.y_stride = y_stride;
+      cuda::launch_rows(device(), stream(), args);
+      const auto got = y.values();
+      for (int64_t m = 0; m < M; ++m) {
+        const float* const token = &x[size_t(m * x_stride)];
+        std::vector<float> expected(static_cast<size_t>(N));
+        kernels::reference_linear(view, {token, 1, K}, {expected.data(), N});
+        for (int64_t n = 0; n < N; ++n) {
+          double sum = 0;
+          for (int64_t k = 0; k < K; ++k) sum += double(size[size_t(n * K + k)]) * std::abs(double(token[k]));
+          ASSERT_NEAR(got[size_t(m * y_stride + n)], expected[size_t(n)],
+                      rounding_bound(K) * sum + 0x1p-22 * std::abs(double(expected[size_t(n)])) + 1e-30)
+              << l.name << " K " << K << " token " << m << " of " << M << " output " << n;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(EachLayout, InactiveInputsAreZeros) {
   LACUNA_NEED_DEVICE();
   const layout::Layout& l = layout::get(GetParam());

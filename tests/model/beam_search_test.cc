@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "io/gguf_writer.h"
+#include "model/cpu_beams.h"
 #include "model/support.h"
 #include "test_support.h"
 
@@ -56,8 +57,9 @@ std::vector<double> log_probabilities(Decoder& decoder, const Ids& ids) {
   return out;
 }
 
-std::vector<Hypothesis> search(Decoder& decoder, const Ids& prompt, BeamOptions options) {
-  BeamSearch beams(decoder, 64, kF32, std::move(options));
+std::vector<Hypothesis> search(Decoder& decoder, const Ids& prompt, int64_t count, BeamOptions options) {
+  CpuBeams engine(decoder, count, 64, kF32);
+  BeamSearch beams(engine, std::move(options));
   beams.start(prompt);
   while (beams.step()) {
   }
@@ -102,7 +104,7 @@ TEST_F(TinyVocabulary, EnoughBeamsFindTheBestOfAllTexts) {
   const std::vector<Hypothesis> all = all_texts();
   ASSERT_EQ(all.size(), 1u + 7 + 49 + 343);
   // 49 beams hold every open text of two tokens.
-  const auto found = search(*model_.decoder, kPrompt, {49, 3, [](int32_t id) { return id == kEnd; }});
+  const auto found = search(*model_.decoder, kPrompt, 49, {3, [](int32_t id) { return id == kEnd; }});
   ASSERT_EQ(found.size(), 49u);
   for (size_t i = 0; i < 8; ++i) {
     EXPECT_EQ(found[i].ids, all[i].ids) << i;
@@ -159,7 +161,7 @@ TEST_F(TinyVocabulary, FewBeamsKeepTheLikeliestOfEachStep) {
     if (!settled)
       for (const Ids& ids : live) expected.push_back({ids, open.at(ids), false});
     std::sort(expected.begin(), expected.end(), [](const auto& a, const auto& b) { return a.score() > b.score(); });
-    const auto found = search(*model_.decoder, kPrompt, {int64_t(B), 3, [](int32_t id) { return id == kEnd; }});
+    const auto found = search(*model_.decoder, kPrompt, int64_t(B), {3, [](int32_t id) { return id == kEnd; }});
     ASSERT_EQ(found.size(), std::min(B, expected.size())) << B;
     for (size_t i = 0; i < found.size(); ++i) {
       EXPECT_EQ(found[i].ids, expected[i].ids) << B << ' ' << i;
@@ -184,12 +186,12 @@ TEST(BeamSearch, OneBeamIsGreedyAndEndsWhereItDoes) {
   Model model(test::fixture("text_model"));
   const Ids prompt = {3, 1, 4, 1, 5};
   const Ids expected = greedy(*model.decoder, prompt, 20);
-  const auto open = search(*model.decoder, prompt, {1, 20, {}});
+  const auto open = search(*model.decoder, prompt, 1, {20, {}});
   EXPECT_EQ(open[0].ids, expected);
   EXPECT_FALSE(open[0].ended);
   const int32_t end = expected[7];
   const auto first = size_t(std::find(expected.begin(), expected.end(), end) - expected.begin());
-  const auto ended = search(*model.decoder, prompt, {1, 20, [end](int32_t id) { return id == end; }});
+  const auto ended = search(*model.decoder, prompt, 1, {20, [end](int32_t id) { return id == end; }});
   EXPECT_EQ(ended[0].ids, Ids(expected.begin(), expected.begin() + int64_t(first)));
   EXPECT_TRUE(ended[0].ended);
 }
@@ -202,7 +204,8 @@ TEST(BeamSearch, ForkedCachesAreThoseOfTheText) {
     const Ids prompt = {3, 1, 4, 1, 5};
     const int64_t n = std::min<int64_t>(24, decoder.config().n_ctx - int64_t(prompt.size()));
     const int64_t capacity = int64_t(prompt.size()) + n;
-    BeamSearch beams(decoder, capacity, kF32, {4, n, {}});
+    CpuBeams engine(decoder, 4, capacity, kF32);
+    BeamSearch beams(engine, {n, {}});
     beams.start(prompt);
     while (beams.step()) {
     }
@@ -266,8 +269,8 @@ TEST(BeamSearch, UnitedBeamsSkipWhatNoneNeeds) {
 TEST(BeamSearch, WhatDoesNotFitIsAnError) {
   Model model(test::fixture("text_model"));
   Decoder& decoder = *model.decoder;
-  EXPECT_THAT([&] { BeamSearch(decoder, 16, kF32, {0, 4, {}}); }, ThrowsMessage<Error>(HasSubstr("0 beams")));
-  EXPECT_THAT([&] { BeamSearch(decoder, 16, kF32, {65, 4, {}}); }, ThrowsMessage<Error>(HasSubstr("1 to 64")));
+  EXPECT_THAT([&] { CpuBeams(decoder, 0, 16, kF32); }, ThrowsMessage<Error>(HasSubstr("0 beams")));
+  EXPECT_THAT([&] { CpuBeams(decoder, 65, 16, kF32); }, ThrowsMessage<Error>(HasSubstr("1 to 64")));
   Session a(decoder, 16, kF32), b(decoder, 16, kF32), wide(decoder, 32, kF32);
   decoder.forward(a, Ids{1, 2});
   Session* const both[] = {&a, &b};
@@ -275,7 +278,8 @@ TEST(BeamSearch, WhatDoesNotFitIsAnError) {
   EXPECT_THAT([&] { b.copy(a, 1); }, ThrowsMessage<Error>(HasSubstr("cannot agree in 1")));
   EXPECT_THAT([&] { wide.copy(a, 0); }, ThrowsMessage<Error>(HasSubstr("capacity")));
   // The cache of 4 has room for two tokens behind this prompt; a third need not be run.
-  BeamSearch beams(decoder, 4, kF32, {2, 100, {}});
+  CpuBeams engine(decoder, 2, 4, kF32);
+  BeamSearch beams(engine, {100, {}});
   beams.start(Ids{1, 2});
   while (beams.step()) {
   }

@@ -24,6 +24,8 @@
 #include "io/quantize.h"
 #include "kernels/cuda/exchange.h"
 #include "kernels/cuda_support.h"
+#include "model/beam_search.h"
+#include "model/cuda_shard.h"
 #include "model/decoder.h"
 #include "model/support.h"
 #include "model/synth.h"
@@ -556,6 +558,108 @@ TEST_F(CudaDecoderTest, LeavesOutWhatTheCpuLeavesOut) {
   EXPECT_GT(without, 2 * with);
 }
 
+/// A text's log-probability on the CPU, run from the start, and the largest root mean square of its tokens' logits.
+std::pair<double, double> on_the_cpu(Decoder& cpu, const std::vector<int32_t>& prompt, const Hypothesis& text) {
+  Session session(cpu, kTokens);
+  std::span<const float> logits = cpu.forward(session, prompt);
+  double sum = 0, largest = 0;
+  for (size_t i = 0; i < text.ids.size(); ++i) {
+    double squares = 0;
+    for (const float logit : logits) squares += double(logit) * double(logit);
+    largest = std::max(largest, std::sqrt(squares / double(logits.size())));
+    sum += double(logits[size_t(text.ids[i])]) - kernels::log_sum_exp(logits.data(), int64_t(logits.size()));
+    if (i + 1 < text.ids.size()) logits = cpu.forward(session, {&text.ids[i], 1});
+  }
+  return {sum, largest};
+}
+
+/// Texts of `count` beams of 12 tokens each.
+std::vector<Hypothesis> beam_texts(BeamEngine& engine, const std::vector<int32_t>& prompt) {
+  BeamSearch search(engine, {12, {}});
+  search.start(prompt);
+  while (search.step()) {
+  }
+  return search.texts();
+}
+
+/// limit: of a token's logits, as above. A text's log-probability is a sum over its tokens of a logit and their
+/// log-sum-exp; errors of size limit times the logits' in both add up as a random walk does, and five times that is the
+/// bound.
+void expect_beams_of_the_cpu(Model& model, CudaDecoder& gpu, double limit) {
+  for (const size_t prompt_tokens : {size_t{3}, size_t{11}}) {  // one by one, and a batch
+    const std::vector<int32_t> prompt = some_ids(int64_t(prompt_tokens), gpu.config().n_vocab);
+    for (const int64_t count : {1, 2, 3, 4}) {
+      SCOPED_TRACE(fmt::format("{} beams after {} tokens", count, prompt_tokens));
+      const auto texts = beam_texts(*gpu.make_beams(count), prompt);
+      ASSERT_EQ(int64_t(texts.size()), count);
+      std::set<std::vector<int32_t>> different;
+      for (const Hypothesis& text : texts) {
+        different.insert(text.ids);
+        ASSERT_EQ(text.ids.size(), 12u);
+        const auto [expected, size] = on_the_cpu(*model.decoder, prompt, text);
+        EXPECT_NEAR(text.log_probability, expected, 5 * std::sqrt(2 * 12.0) * limit * size);
+      }
+      EXPECT_EQ(different.size(), texts.size());
+      gpu.truncate(0);
+    }
+  }
+}
+
+TEST_F(CudaDecoderTest, BeamsAreAsLikelyAsOnTheCpu) {
+  // With grouped heads, biases, norms of heads, a window.
+  for (const char* name : {"llama_mha", "llama_gqa_rope_llama3", "llama_bf16", "llama_f16", "qwen3", "qwen2_heads_of_8",
+                           "mistral_heads_of_8"}) {
+    SCOPED_TRACE(name);
+    Model model(test::fixture(std::string("hf/") + name));
+    expect_beams_of_the_cpu(model, *load(model), 2e-3);
+  }
+}
+
+TEST_F(CudaDecoderTest, ZigzagBeamsAreAsLikelyAsOnTheCpu) {
+  using layout::Id;
+  for (const bool deterministic : {false, true}) {
+    for (const char* name : {"llama_mha", "qwen2_heads_of_8"}) {
+      SCOPED_TRACE(name);
+      const Zigzag zigzag(name);
+      expect_beams_of_the_cpu(*zigzag.model, *load(*zigzag.model, {.deterministic = deterministic}), 0.03);
+    }
+    const Mixed mixed("qwen2_heads_of_8", {{"0.attn_q", Id::f16}, {"attn_v", Id::zz6_k}, {"1.ffn_down", Id::zz8}});
+    expect_beams_of_the_cpu(*mixed.model, *load(*mixed.model, {.deterministic = deterministic}), 0.03);
+  }
+}
+
+TEST_F(CudaDecoderTest, GroupedAndGroupSparseBeamsAreAsLikelyAsOnTheCpu) {
+  using layout::Id;
+  for (const auto& [id, group_size] : {std::pair{Id::gq4, int64_t{16}}, {Id::gs4, int64_t{16}}, {Id::gs16, int64_t{8}}})
+    for (const bool deterministic : {false, true}) {
+      SCOPED_TRACE(layout::get(id).name);
+      const Zigzag stored("qwen2_heads_of_8", id, {.group_size = group_size});
+      expect_beams_of_the_cpu(*stored.model, *load(*stored.model, {.deterministic = deterministic}), 0.03);
+    }
+}
+
+TEST_F(CudaDecoderTest, BeamsInAFixedOrderAreTheSameBitsAndLeaveTheDecoderAsItWas) {
+  const Mixed mixed("qwen2_heads_of_8", {{"attn_v", layout::Id::zz6_k}, {"0.attn_k", layout::Id::f16}});
+  const auto gpu = load(*mixed.model, {.deterministic = true});
+  const std::vector<int32_t> prompt = some_ids(11, gpu->config().n_vocab);
+  const auto logits = [&] {
+    gpu->truncate(0);
+    const std::span<const float> view = gpu->forward(prompt);
+    return std::vector<float>(view.begin(), view.end());
+  };
+  const std::vector<float> before = logits();
+  const auto engine = gpu->make_beams(4);
+  const auto first = beam_texts(*engine, prompt);
+  for (int run = 0; run < 20; ++run) {
+    const auto again = beam_texts(*engine, prompt);
+    for (size_t i = 0; i < first.size(); ++i) {
+      ASSERT_EQ(again[i].ids, first[i].ids) << run;
+      ASSERT_EQ(again[i].log_probability, first[i].log_probability) << run;
+    }
+  }
+  EXPECT_EQ(logits(), before);
+}
+
 /// All logits of `ids`, one by one.
 std::vector<std::vector<float>> one_by_one(CudaDecoder& gpu, std::span<const int32_t> ids) {
   std::vector<std::vector<float>> out;
@@ -632,6 +736,36 @@ TEST_F(CudaDecoderTest, BatchesGiveTheLogitsOfSingleTokens) {
     check(*mixed.model, 0.03);
     for (const auto& [id, group_size] : {std::pair<Id, int64_t>{Id::gs4, 16}, {Id::gs16, 8}, {Id::gq4, 32}})
       check(*Zigzag(name, id, {.group_size = group_size}).model, 0.03);
+  }
+}
+
+// The batches that a prompt is cut into, with a rest that is one and a rest of single tokens; then a token after it.
+TEST_F(CudaDecoderTest, PromptsLongerThanABatch) {
+  const ModelShape shape = {"long", "llama", 2, 256, 8, 4, 64, 512, 301, 1100, 1e-5, 10000, 1, false, false};
+  for (const layout::Id id : {layout::Id::f16, layout::Id::zz4_k}) {
+    SCOPED_TRACE(layout::get(id).name);
+    test::TempDir folder;
+    const std::string path = (folder.path() / "long.gguf").string();
+    ThreadPool pool(2);
+    synthesize(shape, path, {.layout = id, .head_layout = layout::Id::f16, .progress = false}, pool);
+    Model model(path);
+    CudaDecoderOptions options;
+    options.context = shape.n_ctx;
+    options.progress = false;
+    const auto gpu = CudaDecoder::load(model.checkpoint, model.pool, device(), options);
+    const std::vector<int32_t> ids = some_ids(2 * kMostBatch + 18, shape.n_vocab);
+    const auto expected = one_by_one(*gpu, ids);
+    for (const int64_t count : {kMostBatch + 3, 2 * kMostBatch + 17}) {
+      gpu->truncate(0);
+      const auto check = [&](std::span<const int32_t> next) {
+        const std::span<const float> found = gpu->forward(next);
+        // As in BatchesGiveTheLogitsOfSingleTokens.
+        EXPECT_LT(difference(expected[size_t(gpu->length() - 1)], found), 0.03) << gpu->length() << " tokens";
+      };
+      check(std::span(ids).first(size_t(count)));
+      check({&ids[size_t(count)], 1});
+      EXPECT_EQ(gpu->length(), count + 1);
+    }
   }
 }
 

@@ -105,9 +105,10 @@ void launch(dim3 blocks, unsigned threads, int64_t shared, const std::function<v
   if (threads % 32 != 0 || threads == 0 || threads > 1024) throw Error("{} threads in a block", threads);
   if (shared > kMostShared) throw Error("{} bytes of shared memory", shared);
   if (recording()) return;
-  for (unsigned b = 0; b < blocks.x * blocks.y; ++b) {
+  for (unsigned b = 0; b < blocks.x * blocks.y * blocks.z; ++b) {
     Block now;
-    now.blocks = blocks, now.threads = dim3(threads), now.index = dim3(b % blocks.x, b / blocks.x, 0);
+    now.blocks = blocks, now.threads = dim3(threads);
+    now.index = dim3(b % blocks.x, b / blocks.x % blocks.y, b / (blocks.x * blocks.y));
     now.fibers.resize(threads);
     now.warps.resize(threads / 32);
     now.warp_memory.resize(size_t{threads} * 64);

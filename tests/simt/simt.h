@@ -113,6 +113,14 @@ inline unsigned __reduce_max_sync(unsigned, unsigned v) {
   return lacuna::simt::with_all(v, [](const unsigned* all) { return *std::max_element(all, all + 32); });
 }
 template <class T>
+T __reduce_add_sync(unsigned, T v) {
+  return lacuna::simt::with_all(v, [](const T* all) {
+    T sum = 0;
+    for (int lane = 0; lane < 32; ++lane) sum += all[lane];
+    return sum;
+  });
+}
+template <class T>
 T __ldg(const T* from) {
   return *from;
 }
@@ -126,8 +134,9 @@ T atomicAdd(T* to, T v) {
   *to += v;
   return before;
 }
-inline unsigned atomicMin(unsigned* to, unsigned v) {
-  const unsigned before = *to;
+template <class T>
+T atomicMin(T* to, T v) {
+  const T before = *to;
   *to = std::min(*to, v);
   return before;
 }
@@ -148,6 +157,14 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   unsigned out = 0;
   for (int i = 0; i < 4; ++i) out |= unsigned(bytes >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
   return out;
+}
+/// Rounds once: products of halves are exact in double.
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+  const auto fma = [](__half x, __half y, __half z) {
+    return __double2half(std::fma(double(__half2float(x)), double(__half2float(y)), double(__half2float(z))));
+  };
+  return __halves2half2(fma(__low2half(a), __low2half(b), __low2half(c)),
+                        fma(__high2half(a), __high2half(b), __high2half(c)));
 }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }

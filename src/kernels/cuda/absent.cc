@@ -2,6 +2,7 @@
 #include "core/error.h"
 #include "kernels/cuda/active.h"
 #include "kernels/cuda/baselines.h"
+#include "kernels/cuda/beams.h"
 #include "kernels/cuda/calibration.h"
 #include "kernels/cuda/column_statistics.h"
 #include "kernels/cuda/device.h"
@@ -70,6 +71,8 @@ void launch_exchange(const Device&, Stream&, const ExchangeArgs&) { refuse(); }
 GemvPlan default_plan(const DeviceInfo&, const layout::Layout&, const Columns&, Inputs) { refuse(); }
 std::span<const GemvPlan> kernel_plans(const layout::Layout&) { refuse(); }
 void launch_gemv(const Device&, Stream&, const layout::Layout&, const GemvPlan&, const GemvArgs&) { refuse(); }
+int few_segments(const DeviceInfo&, const Columns&) { refuse(); }
+void launch_gemv_few(const Device&, Stream&, const layout::Layout&, const GemvFewArgs&) { refuse(); }
 void launch_skipping_rows(const Device&, Stream&, const SkippingRowsArgs&) { refuse(); }
 void launch_unbalanced(const Device&, Stream&, int, const GemvArgs&) { refuse(); }
 void launch_column_parallel(const Device&, Stream&, const GemvArgs&) { refuse(); }
@@ -115,6 +118,9 @@ void launch_heads(const Device&, Stream&, const Heads&) { refuse(); }
 int64_t attention_workspace_bytes(const Device&, int64_t, int64_t, int64_t, int64_t) { refuse(); }
 void launch_attention(const Device&, Stream&, const AttentionArgs&) { refuse(); }
 void launch_batch_attention(const Device&, Stream&, const BatchAttentionArgs&) { refuse(); }
+void launch_order_beams(const Device&, Stream&, const BeamStep*, uint32_t*, int64_t) { refuse(); }
+int64_t log_sum_exp_workspace_bytes(int64_t, int64_t) { refuse(); }
+void launch_log_sum_exp(const Device&, Stream&, const LogSumExpArgs&) { refuse(); }
 int64_t argmax_workspace_bytes(int64_t) { refuse(); }
 void launch_argmax(const Device&, Stream&, const ArgmaxArgs&) { refuse(); }
 int64_t top_k_workspace_bytes(int64_t, int64_t) { refuse(); }

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/calibration.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/preset.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace lacuna::cuda {
@@ -20,6 +21,7 @@ __device__ __forceinline__ int64_t own_column() { return int64_t(blockIdx.x) * k
 __global__ void __launch_bounds__(kThreads) gate_rows(const __grid_constant__ GateRowsArgs a) {
   launch_dependents();
   wait_for_predecessors();
+  write_preset(a.preset);
   const int64_t k = own_column();
   if (k >= a.K) return;
   for (int64_t m = blockIdx.y; m < a.M; m += gridDim.y) {

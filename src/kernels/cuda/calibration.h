@@ -18,6 +18,7 @@ struct GateRowsArgs {
   int64_t stride = 0;
   int64_t M = 0, K = 0;
   float* y = nullptr;  // [M, K]
+  Preset preset = {};
 };
 void launch_gate_rows(const Device& device, Stream& stream, const GateRowsArgs& args);
 

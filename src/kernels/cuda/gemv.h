@@ -89,4 +89,22 @@ inline constexpr int64_t kSegmentColumns = 1024, kMostSegments = 256;
 void launch_gemv(const Device& device, Stream& stream, const layout::Layout& layout, const GemvPlan& plan,
                  const GemvArgs& args);
 
+struct GemvFewArgs {
+  Columns weights;
+  int64_t M = 0;             // tokens, 1 to kMostFewColumns
+  const float* x = nullptr;  // [M, K], rows x_stride apart
+  int64_t x_stride = 0;
+  /// [M, 256 rows], rows y_stride apart (a multiple of 4), as GemvArgs::y: results are added to it, or, with a
+  /// workspace, stored.
+  float* y = nullptr;
+  int64_t y_stride = 0;
+  Workspace workspace;  // partial: [M, segments, 256 rows]
+};
+inline constexpr int64_t kMostFewColumns = 4;
+/// Ranges of the columns that a launch of few tokens has.
+int few_segments(const DeviceInfo& device, const Columns& weights);
+/// y = x W^T of a few tokens, dense: weights are read once for all of them. Rounds as launch_gemv() does. Throws Error
+/// for a layout that no kernel reads, and for more tokens.
+void launch_gemv_few(const Device& device, Stream& stream, const layout::Layout& layout, const GemvFewArgs& args);
+
 }  // namespace lacuna::cuda

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows(const __grid_constant_
     load4(x, k, range.end, aligned, v[r]);
     if (a.add == nullptr) continue;
     float more[4];
-    load4_sum(a.add + m * a.K, a.parts, a.add_stride, k, range.end, aligned, more);
+    load4_sum(a.add + m * (a.add_row > 0 ? a.add_row : a.K), a.parts, a.add_stride, k, range.end, aligned, more);
     for (int i = 0; i < 4; ++i) v[r][i] += more[i];
     store4(x, k, range.end, aligned, v[r]);
   }

@@ -26,7 +26,8 @@ struct Collect {
 struct Preset {
   float* data = nullptr;
   int64_t count = 0;
-  const float* values = nullptr;  // [count]: biases; nullptr: zeros
+  const float* values = nullptr;  // [period]: biases, again and again; nullptr: zeros
+  int64_t period = 0;             // a multiple of 4; 0: count
 };
 
 /// Inputs that one token's list can be of.
@@ -38,6 +39,7 @@ struct NormArgs {
   const float* add = nullptr;  // `parts` times [M, K], add_stride floats apart (a multiple of 4)
   int parts = 1;
   int64_t add_stride = 0;
+  int64_t add_row = 0;  // floats from a row of a part to the next, a multiple of 4; 0: K
   /// y = norm(x) * weight (+ bias). Root mean square unless a bias is given: then mean and variance. weight nullptr:
   /// only the sum and the list, which then is of x.
   const float* weight = nullptr;
@@ -73,7 +75,22 @@ struct KvCache {
   int64_t capacity = 0;
 };
 
-/// Queries, keys and values of M tokens as the linear ops left them. Token m is at *position + m.
+/// At most this many beams.
+inline constexpr int64_t kMostBeams = 4;
+
+/// Texts that begin alike: one layer's keys and values of the positions from *first on are apart from KvCache, in
+/// kMostBeams slots at most, [slots, n_kv_heads, capacity, head_dim]. Byte b of sources[p - *first] is the slot that
+/// holds those of beam b at position p.
+struct BeamCache {
+  f16* keys = nullptr;  // nullptr: no beams
+  f16* values = nullptr;
+  int64_t capacity = 0;
+  const uint32_t* sources = nullptr;  // [capacity]
+  const int32_t* first = nullptr;
+};
+
+/// Queries, keys and values of M tokens as the linear ops left them. Token m is at *position + m; of beams, token m is
+/// of beam m, all at *position, and what it stores goes to slot m.
 struct Heads {
   float* q = nullptr;        // [M, n_heads, head_dim], rows q_stride apart
   const float* k = nullptr;  // [M, n_kv_heads, head_dim], rows kv_stride apart
@@ -90,6 +107,7 @@ struct Heads {
   bool adjacent = false;
   KvCache cache;
   const int32_t* position = nullptr;
+  BeamCache beams;  // launch_attention() with_heads alone takes them
 };
 
 /// Norm and rotary embedding of q in place; keys (normed, rotated) and values to the cache. position + M <= capacity.
@@ -97,7 +115,7 @@ void launch_heads(const Device& device, Stream& stream, const Heads& heads);
 
 struct AttentionArgs {
   Heads heads;
-  /// launch_heads() is part of this launch; q stays as it is. M = 1.
+  /// launch_heads() is part of this launch; q stays as it is. M = 1, or beams.
   bool with_heads = false;
   int64_t window = 0;
   float scale = 0;
@@ -140,16 +158,17 @@ struct TopKCandidate {
   int32_t id = 0;
 };
 struct TopKArgs {
-  const float* x = nullptr;  // [N], N at most 2^20
-  int64_t N = 0;
+  const float* x = nullptr;  // [M, N], N at most 2^20
+  int64_t M = 1, N = 0;
   int k = 1;                           // at most N and 2048
   const int32_t* penalized = nullptr;  // [n_penalized] different ids: a positive value is divided by the penalty, any
   int64_t n_penalized = 0;             // other multiplied; ids outside [0, N) do nothing
   float penalty = 1;
-  /// [k + 1]: the largest, descending, the smaller id first where values are equal, with NaN (whose value is lost)
+  /// [M, k + 1]: the largest, descending, the smaller id first where values are equal, with NaN (whose value is lost)
   /// below all. Then the smallest id whose value in x is NaN or infinity, or -1.
   TopKCandidate* out = nullptr;
-  std::byte* workspace = nullptr;  // top_k_workspace_bytes(N, k); the first int is kNoBadValue before the first launch
+  /// M times top_k_workspace_bytes(N, k); the first int of each is kNoBadValue before the first launch.
+  std::byte* workspace = nullptr;
 };
 inline constexpr int32_t kNoBadValue = 0x7fffffff;
 int64_t top_k_workspace_bytes(int64_t N, int64_t k);

@@ -64,20 +64,31 @@ __device__ __forceinline__ void make_head(const Heads& h, const HeadValues& head
   __syncwarp();
 }
 
-/// Stores a head's keys and values of one position, by one warp. scratch: [head_dim] of shared memory.
-__device__ __forceinline__ void store_head(const Heads& h, const HeadValues& k, const HeadValues& v, int64_t kv_head,
-                                           int64_t at, float* scratch) {
+/// Where a head's keys and values of a position are.
+struct CachePlace {
+  __half *keys, *values;
+};
+__device__ __forceinline__ CachePlace cache_place(const Heads& h, int64_t kv_head, int64_t at) {
+  const int64_t place = (kv_head * h.cache.capacity + at) * h.head_dim;
+  return {reinterpret_cast<__half*>(h.cache.keys) + place, reinterpret_cast<__half*>(h.cache.values) + place};
+}
+/// Of a beam's slot; at: from the first position that beams have apart.
+__device__ __forceinline__ CachePlace beam_place(const Heads& h, int64_t slot, int64_t kv_head, int64_t at) {
+  const int64_t place = ((slot * h.n_kv_heads + kv_head) * h.beams.capacity + at) * h.head_dim;
+  return {reinterpret_cast<__half*>(h.beams.keys) + place, reinterpret_cast<__half*>(h.beams.values) + place};
+}
+
+/// Stores a head's keys and values of position `at`, by one warp. scratch: [head_dim] of shared memory.
+__device__ __forceinline__ void store_head(const Heads& h, const HeadValues& k, const HeadValues& v, int64_t at,
+                                           CachePlace to, float* scratch) {
   const int D = int(h.head_dim);
   make_head(h, k, h.k_norm, at, scratch);
-  const int64_t place = (kv_head * h.cache.capacity + at) * D;
-  __half* const keys = reinterpret_cast<__half*>(h.cache.keys) + place;
-  __half* const values = reinterpret_cast<__half*>(h.cache.values) + place;
 #pragma unroll
   for (int i = 0; i < kMostHeadDim / 32; ++i) {
     const int d = threadIdx.x % 32 + 32 * i;
     if (d >= D) break;
-    keys[d] = __float2half_rn(scratch[d]);
-    values[d] = __float2half_rn(v.v[i]);
+    to.keys[d] = __float2half_rn(scratch[d]);
+    to.values[d] = __float2half_rn(v.v[i]);
   }
 }
 
@@ -94,8 +105,8 @@ __global__ void __launch_bounds__(128) prepare_heads(const __grid_constant__ Hea
     for (int d = lane; d < h.head_dim; d += 32) q[d] = scratch[warp][d];
   } else if (head < h.n_heads + h.n_kv_heads) {
     const int64_t kv_head = head - h.n_heads, from = m * h.kv_stride + kv_head * h.head_dim;
-    store_head(h, load_head(h.k + from, int(h.head_dim)), load_head(h.v + from, int(h.head_dim)), kv_head, at,
-               scratch[warp]);
+    store_head(h, load_head(h.k + from, int(h.head_dim)), load_head(h.v + from, int(h.head_dim)), at,
+               cache_place(h, kv_head, at), scratch[warp]);
   }
 }
 
@@ -137,7 +148,8 @@ __device__ __forceinline__ bool last_to_arrive(unsigned* counter, unsigned of) {
   return answer;
 }
 
-template <int kLanes, int kHeads>
+/// kBeams: tokens are of beams (BeamCache).
+template <int kLanes, int kHeads, bool kBeams>
 __global__ void __launch_bounds__(kWarps * 32, resident_blocks(kHeads))
     attend(const __grid_constant__ AttentionParams p) {
   constexpr int kPositions = 32 / kLanes;      // of a warp at a time
@@ -145,7 +157,7 @@ __global__ void __launch_bounds__(kWarps * 32, resident_blocks(kHeads))
   __shared__ __align__(16) float heads[kHeads][kMostHeadDim];
   __shared__ float scratch[kMostHeadDim];
   __shared__ float maxima[kWarps][kHeads], totals[kWarps][kHeads];
-  extern __shared__ __align__(16) float sums[];  // [kWarps][kHeads][head_dim]
+  float* const sums = dynamic_shared<float>();  // [kWarps][kHeads][head_dim]
   __shared__ float range_maxima[kHeads * kMostRanges], range_totals[kHeads * kMostRanges];
   const AttentionArgs& a = p.a;
   const Heads& h = a.heads;
@@ -162,7 +174,8 @@ __global__ void __launch_bounds__(kWarps * 32, resident_blocks(kHeads))
   HeadValues head{}, new_key{}, new_value{};
   if (warp < n_heads) head = load_head(h.q + m * h.q_stride + (head0 + warp) * D, D);
   if (storing) new_key = load_head(h.k + place_kv, D), new_value = load_head(h.v + place_kv, D);
-  const int64_t at = __ldcg(h.position) + m;
+  const int64_t at = __ldcg(h.position) + (kBeams ? 0 : m);
+  const int64_t apart = kBeams ? int64_t{__ldcg(h.beams.first)} : 0;  // the first position that beams have apart
   write_preset(a.preset);
 
   const int64_t begin = a.window > 0 ? max(int64_t{0}, at - a.window + 1) : 0, seen = at + 1 - begin;
@@ -183,6 +196,13 @@ __global__ void __launch_bounds__(kWarps * 32, resident_blocks(kHeads))
     for (int b = 0; b < kBatch; ++b) {
       const int64_t t = t0 + b * kWarps * kPositions + place;
       if (!has_part || t < first || t >= last) continue;
+      if (kBeams && t >= apart) {
+        const uint32_t slot = __ldcg(h.beams.sources + (t - apart)) >> (8 * m) & 255;
+        const CachePlace from = beam_place(h, slot, kv_head, t - apart);
+        k[b] = load_cached(from.keys + part * 8);
+        v[b] = load_cached(from.values + part * 8);
+        continue;
+      }
       k[b] = load_cached(keys + t * D);
       v[b] = load_cached(values + t * D);
     }
@@ -202,7 +222,9 @@ __global__ void __launch_bounds__(kWarps * 32, resident_blocks(kHeads))
         if (lane + 32 * i < D) heads[warp][lane + 32 * i] = head.v[i];
     }
   }
-  if (storing && end == at + 1) store_head(h, new_key, new_value, kv_head, at, scratch);
+  if (storing && end == at + 1)
+    store_head(h, new_key, new_value, at, kBeams ? beam_place(h, m, kv_head, at - apart) : cache_place(h, kv_head, at),
+               scratch);
   __syncthreads();
 
   float q[kHeads][8], sum[kHeads][8] = {}, top[kHeads], total[kHeads] = {};
@@ -356,7 +378,7 @@ template <int kLanes, int kHeads>
 void launch_attend(const Device& device, Stream& stream, const AttentionParams& p) {
   const Heads& h = p.a.heads;
   const int64_t shared = int64_t(kWarps) * kHeads * h.head_dim * int64_t(sizeof(float));
-  const auto kernel = attend<kLanes, kHeads>;
+  const auto kernel = h.beams.keys != nullptr ? attend<kLanes, kHeads, true> : attend<kLanes, kHeads, false>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
   const dim3 blocks(unsigned(p.ranges), unsigned(h.n_kv_heads * p.passes), unsigned(h.M));
   launch_kernel(device, stream, kernel, {blocks, kWarps * 32, shared}, p);
@@ -382,6 +404,7 @@ void check_heads(const Heads& h) {
 void launch_heads(const Device& device, Stream& stream, const Heads& heads) {
   if (heads.M <= 0) return;
   check_heads(heads);
+  if (heads.beams.keys != nullptr) throw Error("keys and values of beams are stored by their attention");
   const dim3 blocks(unsigned((heads.n_heads + heads.n_kv_heads + 3) / 4), unsigned(heads.M));
   launch_kernel(device, stream, prepare_heads, {blocks, 128}, heads);
 }
@@ -397,8 +420,11 @@ void launch_attention(const Device& device, Stream& stream, const AttentionArgs&
   const Heads& h = args.heads;
   if (h.M <= 0) return;
   check_heads(h);
-  if (h.M > 1 && (args.with_heads || args.collect.list != nullptr))
+  const bool of_beams = h.beams.keys != nullptr;
+  if (h.M > 1 && ((args.with_heads && !of_beams) || args.collect.list != nullptr))
     throw Error("attention of {} tokens neither stores keys nor lists active inputs; both are for one token", h.M);
+  if (of_beams && (!args.with_heads || h.M > kMostBeams))
+    throw Error("attention of {} beams; at most {}, whose keys it stores", h.M, kMostBeams);
   AttentionParams p{};
   p.a = args;
   p.passes = passes_of(h.n_heads, h.n_kv_heads);

@@ -4,6 +4,7 @@
 #include <cooperative_groups.h>
 
 #include "kernels/cuda/ops.h"
+#include "kernels/cuda/preset.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace lacuna::cuda {
@@ -160,15 +161,6 @@ __device__ __forceinline__ void store4(float* row, int64_t k, int64_t end, bool 
     for (int i = 0; i < 4; ++i)
       if (k + i < end) row[k + i] = v[i];
   }
-}
-
-/// All blocks of the grid together.
-__device__ __forceinline__ void write_preset(const Preset& preset) {
-  const int64_t block = blockIdx.x + int64_t(gridDim.x) * (blockIdx.y + int64_t(gridDim.y) * blockIdx.z);
-  const int64_t blocks = int64_t(gridDim.x) * gridDim.y * gridDim.z;
-  for (int64_t i = block * blockDim.x + threadIdx.x; i < preset.count / 4; i += blocks * blockDim.x)
-    reinterpret_cast<float4*>(preset.data)[i] =
-        preset.values != nullptr ? __ldg(reinterpret_cast<const float4*>(preset.values) + i) : make_float4(0, 0, 0, 0);
 }
 
 }  // namespace lacuna::cuda

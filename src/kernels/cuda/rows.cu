@@ -30,12 +30,17 @@ RowsParams params_of(const Rows& rows) {
 }  // namespace
 
 void launch_rows(const Device& device, Stream& stream, const RowsArgs& args) {
+  if (args.M <= 0) return;
+  if (args.M > kMostFewRows)
+    throw Error("--device cuda: {} tokens; the row kernels take at most {}", args.M, kMostFewRows);
   for (size_t first = 0; first < args.parts.size();) {
     const Rows& rows = args.parts[first].weights;
     RowsParams p = params_of(rows);
     p.x = args.x;
     p.norms = args.norms;
     p.threshold = args.threshold;
+    p.tokens = int(args.M);
+    if (args.M > 1) p.x_stride = args.x_stride, p.y_stride = args.y_stride;
     int64_t total = 0;
     for (; first < args.parts.size() && p.parts < kMostParts; ++first) {
       const RowsPart& part = args.parts[first];

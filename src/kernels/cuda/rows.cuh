@@ -2,7 +2,7 @@
 //
 // A team of `ways` warps has a range of rows and takes them kRows at a time; its warps share a row's chunks (32 kCols
 // columns each). While a chunk is multiplied the next one is under way, of the next rows too. x lies in shared memory,
-// in the order in which the lanes read it, for as long as the block lives.
+// in the order in which the lanes read it, for as long as the block lives; of several tokens one after the other.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +34,8 @@ struct RowsParams {
   int ways;
   const float *x, *norms;
   float threshold;
+  int tokens;
+  int64_t x_stride, y_stride;  // of tokens
 };
 
 /// x in shared memory: float4 `quad` of lane l's columns of a chunk; a lane more than there are keeps both the reads
@@ -48,15 +50,15 @@ constexpr int64_t staged_bytes(int64_t chunks) {
   return chunks * (Frag::kCols / 4 * 33 * 16 + (Frag::kNeedsSums ? 32 * 8 : 0));
 }
 
-/// Columns k to k + 3 of x; zeros beyond K and where not active.
-__device__ __forceinline__ float4 load_inputs(const RowsParams& p, int64_t k) {
+/// Columns k to k + 3 of a token's x; zeros beyond K and where not active.
+__device__ __forceinline__ float4 load_inputs(const RowsParams& p, const float* x, int64_t k) {
   float v[4] = {};
   if (k + 4 <= p.K) {
-    const float4 whole = __ldcg(reinterpret_cast<const float4*>(p.x + k));
+    const float4 whole = __ldcg(reinterpret_cast<const float4*>(x + k));
     v[0] = whole.x, v[1] = whole.y, v[2] = whole.z, v[3] = whole.w;
   } else {
     for (int i = 0; i < 4; ++i)
-      if (k + i < p.K) v[i] = __ldcg(p.x + k + i);
+      if (k + i < p.K) v[i] = __ldcg(x + k + i);
   }
   if (p.threshold > 0)
     for (int i = 0; i < 4; ++i) {
@@ -67,7 +69,7 @@ __device__ __forceinline__ float4 load_inputs(const RowsParams& p, int64_t k) {
 }
 
 template <class Frag>
-__device__ __forceinline__ void stage_inputs(const RowsParams& p, float4* inputs, float* input_sums) {
+__device__ __forceinline__ void stage_inputs(const RowsParams& p, const float* x, float4* inputs, float* input_sums) {
   constexpr int kQuads = Frag::kCols / 4, kBatch = 4;  // loads in flight
   const int quads = p.chunks * kQuads * 32;            // a multiple of 32: whole warps go through
   for (int f0 = threadIdx.x; f0 < quads; f0 += kBatch * blockDim.x) {
@@ -75,7 +77,7 @@ __device__ __forceinline__ void stage_inputs(const RowsParams& p, float4* inputs
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       const int f = f0 + b * blockDim.x;
-      if (f < quads) v[b] = load_inputs(p, (int64_t(p.first_chunk) * kQuads * 32 + f) * 4);
+      if (f < quads) v[b] = load_inputs(p, x, (int64_t(p.first_chunk) * kQuads * 32 + f) * 4);
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
@@ -128,12 +130,15 @@ __device__ __forceinline__ float sum_rows(const float sum[kRows], int lane) {
   return kRows == 1 ? v[0] : __shfl_sync(~0u, v[0], lane % kRows * (32 / kRows));
 }
 
-template <class Frag, int kRows, int kWarps>
+/// kTokens: as many as p.tokens or more.
+template <class Frag, int kRows, int kWarps, int kTokens>
 __global__ void __launch_bounds__(kWarps * 32, 1) multiply_rows(const __grid_constant__ RowsParams p) {
   constexpr int kQuads = Frag::kCols / 4;  // of a lane and chunk
+  constexpr int kSums = kRows * kTokens;   // that the warps of a team share, of row r and token t at r kTokens + t
   float4* const inputs = dynamic_shared<float4>();
-  __shared__ float shares[2][kWarps][kRows];
-  float* const input_sums = reinterpret_cast<float*>(inputs + staged_at<Frag>(p.chunks, 0, 0));  // [chunks][32][2]
+  __shared__ float shares[2][kWarps][kSums];
+  const int of_token = staged_at<Frag>(p.chunks, 0, 0);
+  float* const input_sums = reinterpret_cast<float*>(inputs + kTokens * of_token);  // [kTokens][chunks][32][2]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int way = warp % p.ways, team = blockIdx.x * (warps / p.ways) + warp / p.ways;
   const int teams = gridDim.x * (warps / p.ways);
@@ -156,7 +161,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) multiply_rows(const __grid_con
       unit[r] = Frag::load({row[r], p.plane, p.K, p.group_factor}, p.first_chunk + chunk, lane);
   };
 
-  float sum[kRows] = {};
+  float sum[kSums] = {};
   int round = 0;
   /// Multiplies what was loaded into `unit` while what follows is loaded into `next`. False: nothing was left.
   const auto step = [&](const Units& unit, Units& next) {
@@ -167,44 +172,55 @@ __global__ void __launch_bounds__(kWarps * 32, 1) multiply_rows(const __grid_con
     if (whole) chunk = way, n += kRows;
     load(next);
 
-    float s[kRows][2] = {};
+    float s[kSums][2] = {};
     const float4* const x_at = inputs + staged_at<Frag>(c, 0, lane);
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
-      const float4 x = x_at[staged_at<Frag>(0, j, 0)];
+      float4 x[kTokens];
+#pragma unroll
+      for (int m = 0; m < kTokens; ++m) x[m] = x_at[m * of_token + staged_at<Frag>(0, j, 0)];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const float4 w = Frag::values(unit[r], j);
-        float& t = s[r][j / (kQuads / 2)];
-        t = fmaf(w.x, x.x, t), t = fmaf(w.y, x.y, t), t = fmaf(w.z, x.z, t), t = fmaf(w.w, x.w, t);
+#pragma unroll
+        for (int m = 0; m < kTokens; ++m) {
+          float& t = s[r * kTokens + m][j / (kQuads / 2)];
+          t = fmaf(w.x, x[m].x, t), t = fmaf(w.y, x[m].y, t), t = fmaf(w.z, x[m].z, t), t = fmaf(w.w, x[m].w, t);
+        }
       }
     }
-    float2 x_sums = make_float2(0, 0);
-    if constexpr (Frag::kNeedsSums) x_sums = reinterpret_cast<const float2*>(input_sums)[c * 32 + lane];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) sum[r] += Frag::finish(unit[r], lane, s[r], x_sums);
+    for (int m = 0; m < kTokens; ++m) {
+      float2 x_sums = make_float2(0, 0);
+      if constexpr (Frag::kNeedsSums)
+        x_sums = reinterpret_cast<const float2*>(input_sums)[(m * p.chunks + c) * 32 + lane];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) sum[r * kTokens + m] += Frag::finish(unit[r], lane, s[r * kTokens + m], x_sums);
+    }
     if (!whole) return true;
 
-    float mine = sum_rows<kRows>(sum, lane);  // of row `lane`
+    float mine = sum_rows<kSums>(sum, lane);  // sum `lane`
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) sum[r] = 0;
+    for (int r = 0; r < kSums; ++r) sum[r] = 0;
     if (p.ways > 1) {
       // The shares of one round are read before any warp of the team writes those of the round after the next.
-      if (lane < kRows) shares[round][warp][lane] = mine;
+      if (lane < kSums) shares[round][warp][lane] = mine;
       sync_threads(1 + warp / p.ways, 32 * p.ways);
-      if (way == 0 && lane < kRows) {
+      if (way == 0 && lane < kSums) {
         mine = 0;
         for (int w = 0; w < p.ways; ++w) mine += shares[round][warp + w][lane];
       }
       round ^= 1;
     }
-    if (way == 0 && lane < kRows && now + lane < end) {
-      const PlacedRow at = place_row(p, now + lane);
+    const int output = now + lane / kTokens, token = lane % kTokens;
+    if (way == 0 && lane < kSums && output < end && token < p.tokens) {
+      const PlacedRow at = place_row(p, output);
+      float* const y = p.part[at.part].y + token * p.y_stride + at.row;
       if (p.accumulate)
-        mine += p.part[at.part].y[at.row];
+        mine += *y;
       else if (p.part[at.part].bias != nullptr)
         mine += __ldg(p.part[at.part].bias + at.row);
-      p.part[at.part].y[at.row] = mine;
+      *y = mine;
     }
     return true;
   };
@@ -213,7 +229,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1) multiply_rows(const __grid_con
   launch_dependents();
   load(even);  // weights do not depend on earlier kernels
   wait_for_predecessors();
-  stage_inputs<Frag>(p, inputs, input_sums);
+  for (int m = 0; m < kTokens; ++m)  // those beyond p.tokens are not stored
+    stage_inputs<Frag>(p, p.x + (m < p.tokens ? m : 0) * p.x_stride, inputs + m * of_token,
+                       input_sums + m * p.chunks * 64);
   __syncthreads();
   while (step(even, odd) && step(odd, even)) {
   }
@@ -247,12 +265,13 @@ __global__ void __launch_bounds__(128)
 
 /// How many rows a team takes at a time, and how many warps a multiprocessor holds: as many rows as the registers
 /// allow, since a row more costs no more reads of x.
-template <class Frag>
+template <class Frag, int kTokens>
 struct RowsShape {
-  static constexpr int kRows = Frag::kNeedsSums && !std::is_same_v<Frag, GroupedFrag8> ? 4
-                               : std::is_base_of_v<UnitColumns, Frag>                  ? 2
-                                                                                       : 1;
-  static constexpr int kWarps = kRows == 4 ? 16 : 24;
+  static constexpr int kMostRows = Frag::kNeedsSums && !std::is_same_v<Frag, GroupedFrag8> ? 4
+                                   : std::is_base_of_v<UnitColumns, Frag>                  ? 2
+                                                                                           : 1;
+  static constexpr int kRows = kTokens > 1 ? std::min(kMostRows, 2) : kMostRows;
+  static constexpr int kWarps = kRows == 4 || kTokens > 1 ? 16 : 24;
 };
 
 /// The ways that leave the fewest lanes idle: teams take whole groups of rows, and warps whole chunks of them.
@@ -270,23 +289,23 @@ inline int best_ways(int64_t rows, int64_t chunks, int64_t rows_at_once, int64_t
 }
 
 /// p: all but first_chunk, chunks, accumulate and ways.
-template <class Frag>
-void launch_multiply_rows(const Device& device, Stream& stream, RowsParams p) {
-  using Shape = RowsShape<Frag>;
+template <class Frag, int kTokens>
+void launch_multiply_rows_of(const Device& device, Stream& stream, RowsParams p) {
+  using Shape = RowsShape<Frag, kTokens>;
   constexpr int kBlockWarps = 8;
   static_assert(Shape::kWarps % kBlockWarps == 0 && kBlockWarps % kMostWays == 0);
-  const auto kernel = multiply_rows<Frag, Shape::kRows, Shape::kWarps>;
+  const auto kernel = multiply_rows<Frag, Shape::kRows, Shape::kWarps, kTokens>;
   int most_shared = 0;
   check_cuda(cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.info().index));
-  most_shared -= 2 * Shape::kWarps * Shape::kRows * int(sizeof(float));
+  most_shared -= 2 * Shape::kWarps * Shape::kRows * kTokens * int(sizeof(float));
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared));
 
   const int chunks = int((int64_t(p.K) + 32 * Frag::kCols - 1) / (32 * Frag::kCols));
-  const int at_once = std::max(1, int(most_shared / staged_bytes<Frag>(1)));
+  const int at_once = std::max(1, int(most_shared / (kTokens * staged_bytes<Frag>(1))));
   for (p.first_chunk = 0; p.first_chunk < chunks; p.first_chunk += at_once) {
     p.chunks = std::min(at_once, chunks - p.first_chunk);
     p.accumulate = p.first_chunk > 0;
-    const int64_t shared = staged_bytes<Frag>(p.chunks);
+    const int64_t shared = kTokens * staged_bytes<Frag>(p.chunks);
     // Small blocks side by side, or one large one where x takes most of the shared memory.
     int warps = kBlockWarps, resident = 0;
     check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, warps * 32, size_t(shared)));
@@ -300,6 +319,14 @@ void launch_multiply_rows(const Device& device, Stream& stream, RowsParams p) {
 }
 
 template <class Frag>
+void launch_multiply_rows(const Device& device, Stream& stream, const RowsParams& p) {
+  static_assert(kMostFewRows == 4);
+  if (p.tokens == 1) return launch_multiply_rows_of<Frag, 1>(device, stream, p);
+  if (p.tokens == 2) return launch_multiply_rows_of<Frag, 2>(device, stream, p);
+  launch_multiply_rows_of<Frag, 4>(device, stream, p);
+}
+
+template <class Frag>
 void launch_embed_rows(const Device& device, Stream& stream, RowsParams p, const int32_t* ids, int64_t M, float* out) {
   p.chunks = int((int64_t(p.K) + 32 * Frag::kCols - 1) / (32 * Frag::kCols));
   const dim3 blocks(unsigned(p.chunks + 3) / 4, unsigned(M));
@@ -308,7 +335,7 @@ void launch_embed_rows(const Device& device, Stream& stream, RowsParams p, const
 
 /// What a rows_*.cu file gives for each of its layouts.
 struct RowsKernel {
-  void (*multiply)(const Device&, Stream&, RowsParams);
+  void (*multiply)(const Device&, Stream&, const RowsParams&);
   void (*embed)(const Device&, Stream&, RowsParams, const int32_t* ids, int64_t M, float* out);
 };
 template <class Frag>

@@ -1,5 +1,5 @@
-// src/kernels/cuda/rows.h - weights of a row layout on a device: y[N] = W[N,K] x[K] (+ bias) of one token, and rows of
-// an embedding. Plain C++.
+// src/kernels/cuda/rows.h - weights of a row layout on a device: y[M,N] = x[M,K] W[N,K]^T (+ bias) of one token or a
+// few, and rows of an embedding. Plain C++.
 //
 // Prepared form. A row's blocks are split into planes, each aligned to 16 bytes in its row: all codes of the row, then
 // all high bits, then all scales, so that the lanes of a warp read 16 bytes each, side by side. Columns 32u to 32u + 31
@@ -66,20 +66,25 @@ struct Rows {
 struct RowsPart {
   Rows weights;
   const float* bias = nullptr;  // [N]
-  float* y = nullptr;           // [N]
+  float* y = nullptr;           // [M, N], rows y_stride apart
 };
 
 struct RowsArgs {
   std::span<const RowsPart> parts;  // of one K; those of one layout and group size that follow each other run together
-  const float* x = nullptr;         // [K], aligned to 16 bytes
+  const float* x = nullptr;         // [M, K], rows x_stride apart, aligned to 16 bytes
   /// > 0: inputs that are not active are taken as zeros (kernels/active.h). Every byte of W is read all the same.
   float threshold = 0;
   const float* norms = nullptr;  // [K]
+  int64_t M = 1;                 // at most kMostFewRows tokens; strides are looked at where there are several
+  int64_t x_stride = 0;          // a multiple of 4
+  int64_t y_stride = 0;
 };
+inline constexpr int64_t kMostFewRows = 4;
 
-/// The product, at most 4 parts. Sums are f32 in a fixed order: every run gives the same bits. Where x or a scale is
-/// not finite the results that depend on it are not finite. On compute capability 9.0 the launch may begin before the
-/// one before it in the stream has ended; it waits for it before it reads x or writes y.
+/// The product, at most 4 parts; weights are read once for all tokens. Sums are f32 in a fixed order: every run gives
+/// the same bits. Where x or a scale is not finite the results that depend on it are not finite. On compute
+/// capability 9.0 the launch may begin before the one before it in the stream has ended; it waits for it before it
+/// reads x or writes y.
 void launch_rows(const Device& device, Stream& stream, const RowsArgs& args);
 
 /// out[m] = row ids[m] of the matrix, as layout::decode_rows gives it, bit for bit (nm24_q4: zeros may be

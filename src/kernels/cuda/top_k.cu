@@ -23,17 +23,24 @@ __device__ __forceinline__ TopKCandidate candidate_of(Key key) {
   return {__uint_as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order), int32_t(0xffffffffu - unsigned(key))};
 }
 
-/// workspace: bad, then the k largest keys of each slice, descending.
+/// Row m's workspace: bad, then the k largest keys of each slice, descending.
+__device__ __forceinline__ Key* workspace_of(const TopKArgs& a, int64_t m, int64_t lists) {
+  return reinterpret_cast<Key*>(a.workspace) + m * (1 + lists * a.k);
+}
+
+// Grid: (slices, rows).
 __global__ void __launch_bounds__(kThreads) sort_slices(const __grid_constant__ TopKArgs a) {
   __shared__ float values[kSlice];
   __shared__ Key keys[kSlice];
   launch_dependents();
   wait_for_predecessors();
   const int64_t first = blockIdx.x * int64_t(kSlice);
+  Key* const workspace = workspace_of(a, blockIdx.y, gridDim.x);
+  const float* const x = a.x + blockIdx.y * a.N;
   for (int i = int(threadIdx.x); i < kSlice; i += kThreads) {
     const int64_t id = first + i;
-    const float v = id < a.N ? __ldcg(a.x + id) : -INFINITY;
-    if (!(v < INFINITY)) atomicMin(reinterpret_cast<int*>(a.workspace), int(id));
+    const float v = id < a.N ? __ldcg(x + id) : -INFINITY;
+    if (!(v < INFINITY)) atomicMin(reinterpret_cast<int*>(workspace), int(id));
     values[i] = v;
   }
   __syncthreads();
@@ -54,15 +61,17 @@ __global__ void __launch_bounds__(kThreads) sort_slices(const __grid_constant__ 
       if ((low < high) == descending) keys[at] = high, keys[to] = low;
     }
   __syncthreads();
-  Key* const out = reinterpret_cast<Key*>(a.workspace) + 1 + blockIdx.x * int64_t(a.k);
+  Key* const out = workspace + 1 + blockIdx.x * int64_t(a.k);
   for (int i = int(threadIdx.x); i < a.k; i += kThreads) out[i] = keys[i];
 }
 
-/// One warp: each lane has the heads of up to kListsOfLane lists; the largest of all leaves its list k times.
+/// One warp a row: each lane has the heads of up to kListsOfLane lists; the largest of all leaves its list k times.
 __global__ void __launch_bounds__(32) merge_slices(const __grid_constant__ TopKArgs a, int lists) {
   launch_dependents();
   wait_for_predecessors();
-  const Key* const all = reinterpret_cast<const Key*>(a.workspace) + 1;
+  Key* const workspace = workspace_of(a, blockIdx.x, lists);
+  const Key* const all = workspace + 1;
+  TopKCandidate* const out = a.out + blockIdx.x * int64_t(a.k + 1);
   Key head[kListsOfLane], next[kListsOfLane];
   int taken[kListsOfLane];
 #pragma unroll
@@ -85,11 +94,11 @@ __global__ void __launch_bounds__(32) merge_slices(const __grid_constant__ TopKA
       taken[l] += 1;
       next[l] = taken[l] + 1 < a.k ? __ldcg(all + int64_t(l * 32 + int(threadIdx.x)) * a.k + taken[l] + 1) : 0;
     }
-    if (threadIdx.x == 0) a.out[i] = candidate_of(best);
+    if (threadIdx.x == 0) out[i] = candidate_of(best);
   }
   if (threadIdx.x > 0) return;
-  int& bad = *reinterpret_cast<int*>(a.workspace);
-  a.out[a.k] = {0, bad == kNoBadValue ? -1 : bad};
+  int& bad = *reinterpret_cast<int*>(workspace);
+  out[a.k] = {0, bad == kNoBadValue ? -1 : bad};
   bad = kNoBadValue;
 }
 
@@ -100,12 +109,13 @@ int64_t slices(int64_t N) { return (N + kSlice - 1) / kSlice; }
 int64_t top_k_workspace_bytes(int64_t N, int64_t k) { return int64_t(sizeof(Key)) * (1 + slices(N) * k); }
 
 void launch_top_k(const Device& device, Stream& stream, const TopKArgs& args) {
+  if (args.M <= 0) return;
   const int64_t lists = slices(args.N);
   if (args.k < 1 || args.k > std::min<int64_t>(args.N, kSlice) || lists > int64_t{32} * kListsOfLane)
     throw Error("the largest {} of {} values: 1 to {} of at most {} are found on a device", args.k, args.N, kSlice,
                 int64_t{32} * kListsOfLane * kSlice);
-  launch_kernel(device, stream, sort_slices, {dim3(unsigned(lists)), kThreads}, args);
-  launch_kernel(device, stream, merge_slices, {dim3(1), 32}, args, int(lists));
+  launch_kernel(device, stream, sort_slices, {dim3(unsigned(lists), unsigned(args.M)), kThreads}, args);
+  launch_kernel(device, stream, merge_slices, {dim3(unsigned(args.M)), 32}, args, int(lists));
 }
 
 }  // namespace lacuna::cuda

@@ -19,6 +19,7 @@ struct Asked {
 };
 inline std::vector<Asked> asked_for;
 inline void prefetch_l2(const std::byte* from, uint32_t bytes) { asked_for.push_back({from, bytes}); }
+inline void prefetch_l2(const void*) {}
 inline void sync_threads(int id, int threads) { simt::sync_named(unsigned(id), unsigned(threads)); }
 template <class T>
 T* dynamic_shared() {

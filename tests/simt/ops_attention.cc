@@ -1,0 +1,2 @@
+#pragma GCC diagnostic ignored "-Wshadow"  // nvcc has no such warning
+#include "kernels/cuda/ops_attention.cu"

@@ -1,0 +1,1 @@
+#include "kernels/cuda/top_k.cu"
