@@ -129,7 +129,9 @@ int run(const Options& options, const CLI::App& command) {
   if (options.second_moments.empty()) refuse_given(command, {"--memory"}, "--second-moments");
   const auto start = Clock::now();
   const io::ImageCheckpoint checkpoint = io::ImageCheckpoint::open(options.model);
-  check_output(options.out, options.inputs, checkpoint);
+  std::vector<std::string> read = options.inputs;
+  read.push_back(options.loop.schedule);
+  check_output(options.out, std::move(read), checkpoint);
   check_patterns(options, checkpoint);
   std::vector<ImageInputs> inputs;
   for (const std::string& path : options.inputs)

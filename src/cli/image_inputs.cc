@@ -60,6 +60,7 @@ void add_loop(CLI::App& command, LoopOptions& options) {
 
 void check_output(const std::string& out, std::vector<std::string> read, const io::ImageCheckpoint& checkpoint) {
   check_out("-o", out);
+  read.push_back(checkpoint.config_path());
   read.push_back(checkpoint.path());
   for (const auto& [name, tensor] : checkpoint.tensors())
     if (const std::string& file = checkpoint.file_of(name); file != read.back()) read.push_back(file);
@@ -113,7 +114,10 @@ void ImageInputs::check_step() {
   const FloatTensor& text = need("encoder_hidden_states", {images_, -1, config_.text_dim});
   image_tokens_ = latents.dims[1], text_tokens_ = text.dims[1];
   need("pooled_projections", {images_, config_.pooled_dim});
-  need("timestep", {images_});
+  for (const float level : need("timestep", {images_}).values)
+    if (!(level >= 0 && level <= 1))
+      throw Error("{}: timestep holds {}, but noise levels go from 0 to 1 (a scheduler's step over 1000)", path_,
+                  level);
   if (config_.guidance) need("guidance", {images_});
   need("img_ids", {latents.dims[1], axes});
   need("txt_ids", {text.dims[1], axes});

@@ -33,8 +33,8 @@ inline constexpr const char* kImageInputsHelp =
     "timestep, ...), or of prompts as `image denoise` reads them (prompt_embeds, pooled_prompt_embeds, latents or "
     "none)";
 
-/// Before hours of work: the output's folder can be written to, and the output is none of the files that are read,
-/// those of the checkpoint among them. Throws Error.
+/// Before hours of work: the output's folder can be written to, and the output is none of the files that are read (an
+/// empty name is none), those of the checkpoint among them. Throws Error.
 void check_output(const std::string& out, std::vector<std::string> read, const io::ImageCheckpoint& checkpoint);
 
 /// A run of the net on several images. out: [images][image tokens, out_channels]; prompts go on from what it gets.

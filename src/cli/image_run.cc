@@ -51,7 +51,7 @@ int run(const Options& options, const CLI::App& command, ImageInputs::Kind kind)
   check_gpu(command, options);
   if (options.device != "cuda") refuse_given(command, {"--explain", "--profile", "--no-profile"}, "--device cuda");
   const io::ImageCheckpoint checkpoint = io::ImageCheckpoint::open(options.model);
-  check_output(options.out, {options.inputs}, checkpoint);
+  check_output(options.out, {options.inputs, options.loop.schedule}, checkpoint);
   const ImageInputs inputs(options.inputs, model::flux::read_config(checkpoint), options.loop, command, kind);
   const auto start = Clock::now();
   ImageNet net(checkpoint, options, options.gpu,

@@ -4,9 +4,13 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "calibrate/two_of_four_descent.h"
 #include "cli/image.h"
+#include "cli/image_inputs.h"
 #include "core/say.h"
 #include "io/image_compress.h"
 
@@ -65,7 +69,11 @@ void print_report(const CompressOptions& options, const io::ImageCompressReport&
 
 int compress(const CompressOptions& options) {
   check_common(options);
-  check_out("-o", options.out);
+  std::vector<std::string> read = options.files.moments;
+  for (const std::string* file :
+       {&options.policy, &options.files.norms, &options.files.gradients, &options.files.masks})
+    read.push_back(*file);
+  check_output(options.out, std::move(read), io::ImageCheckpoint::open(options.model));
   io::ImageCompressOptions wanted;
   wanted.policy = io::ImagePolicy::load(options.policy);
   wanted.mask = options.files;

@@ -13,7 +13,7 @@ namespace lacuna::model {
 
 /// A beam's next token: log p(id) = logit - log_sum_exp.
 struct BeamChoices {
-  double log_sum_exp = 0;  // of all logits; not finite where one of them is NaN or infinity
+  double log_sum_exp = 0;  // of all logits; not finite with a NaN or +infinity among them
   /// The 2 beams() largest logits, of a smaller vocabulary all, descending, the lower id first among equals. Valid
   /// until the engine's next call.
   std::span<const Candidate> likeliest;

@@ -95,7 +95,7 @@ void CudaBeams::start(std::span<const int32_t> prompt, int64_t steps) {
   decoder_.truncate(0);
   find_choices_of_one(decoder_.forward(prompt));
   prompt_ = int64_t(prompt.size());
-  steps_done_ = 0;
+  steps_done_ = 0, steps_ = std::min(steps, capacity() - prompt_);
 }
 
 void CudaBeams::find_choices_of_one(std::span<const float> logits) {
@@ -104,7 +104,9 @@ void CudaBeams::find_choices_of_one(std::span<const float> logits) {
 
 void CudaBeams::step(std::span<const int32_t> parents, std::span<const int32_t> ids) {
   if (beams_ == 1) return find_choices_of_one(decoder_.forward(ids));
-  if (steps_done_ >= room_) throw Error("{} steps of beams were asked for; there is no room for more", room_);
+  if (steps_done_ >= steps_)
+    throw Error("beams have room for {} tokens behind a prompt of {}; ask for more steps, or a larger --ctx", steps_,
+                prompt_);
   // Beams that are not there yet or no more do what the first one does.
   cuda::BeamStep now;
   for (int64_t b = 0; b < cuda::kMostBeams; ++b) {

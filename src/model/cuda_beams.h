@@ -52,7 +52,7 @@ class CudaBeams final : public BeamEngine {
   Engine& decoder_;
   CudaShard& shard_;
   int64_t beams_ = 0, wanted_ = 0;  // choices of each beam
-  int64_t prompt_ = 0, steps_done_ = 0, room_ = 0;
+  int64_t prompt_ = 0, steps_ = 0, steps_done_ = 0, room_ = 0;
   std::vector<std::vector<Candidate>> likeliest_;  // [beams]
   std::vector<double> log_sum_exp_;
 

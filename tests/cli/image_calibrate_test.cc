@@ -257,6 +257,8 @@ TEST(ImageCalibrate, ErrorsAreOneLineAndLeaveNothing) {
   fails(changed([](auto& t) { t["prompt_embeds"] = t["pooled_projections"]; }), {}, 1, "keep one of them");
   fails(changed([](auto& t) { t.erase("txt_ids"); }), {}, 1, "tensor txt_ids is missing");
   fails(changed([](auto& t) { t["timestep"] = {{1}, {0.5f}}; }), {}, 1, "tensor timestep has shape [1], expected [2]");
+  fails(changed([](auto& t) { t["timestep"].values[1] = 500; }), {}, 1,
+        "timestep holds 500, but noise levels go from 0");
   fails(changed([](auto& t) {
           for (float& v : t["hidden_states"].values) v = 3e38f;
         }),

@@ -125,7 +125,7 @@ TEST(ImageStep, SaysWhatIsWrong) {
   // What is read is not replaced: the inputs, and a folder's weights.
   const std::string inputs = inputs_file(dir, "dev"), net = dir.file("net");
   std::filesystem::copy(tiny("dev"), net);
-  for (const std::string& kept : {inputs, net + "/diffusion_pytorch_model.safetensors"}) {
+  for (const std::string& kept : {inputs, net + "/diffusion_pytorch_model.safetensors", net + "/config.json"}) {
     const std::string before = read_text(kept);
     const Finished run = run_lacuna({"image", "step", net, "--inputs", inputs, "-o", kept});
     EXPECT_EQ(run.code, 1);

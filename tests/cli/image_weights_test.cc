@@ -100,6 +100,10 @@ TEST(ImageWeights, ErrorsAreOneLineAndLeaveNothing) {
   fails({"image", "compress", model, "-o", out, "--policy", "nothing"}, 1, "quaspa, f8, nm24_bf16, bf16");
   fails({"image", "compress", dir.file("absent"), "-o", out}, 1, "absent");
   fails({"image", "compress", model, "-o", "/dev/full"}, 1, "/dev/full");
+  const std::string before = read_text(model);
+  fails({"image", "compress", model, "-o", model}, 1, "is a file that is read");
+  fails({"image", "compress", model, "-o", model, "--norms", model}, 1, "is a file that is read");
+  EXPECT_TRUE(read_text(model) == before);
   fails({"image", "compress", model}, 2, "see `lacuna image compress --help`");
   fails({"image", "colour"}, 2, "see `lacuna image --help`");
   fails({"image"}, 2, "subcommand");

@@ -422,6 +422,28 @@ TEST(CudaTensorCore, IntegersAreExact) {
     }
 }
 
+// RECIPES 20: tokens of pictures with their text, outputs that are no multiple of 4.
+TEST(CudaTensorCore, TokensOfPictures) {
+  LACUNA_NEED_DEVICE();
+  const Shape shape{emulated() ? 66 : 4098, 64};
+  const std::vector<int64_t> counts =
+      emulated() ? std::vector<int64_t>{96, 130} : std::vector<int64_t>{4096, 3750 + 512, 8352};
+  for (const Id id : layouts()) {
+    const Product p(integer_weight(id, shape, 7), integer_tokens(has_eight_bits(id), counts.back(), shape.K, 8));
+    const std::vector<int64_t> tokens = some_tokens(counts.back());
+    std::vector<std::vector<double>> sums;
+    for (const int64_t m : tokens)
+      for (sums.emplace_back(); int64_t(sums.back().size()) < shape.N;)
+        sums.back().push_back(p.sum(m, int64_t(sums.back().size())));
+    for (const TensorCoreKernel kernel : kernels(id))
+      for (const int64_t M : counts) {
+        expect_exact(p, {.choice = {kernel, std::nullopt}, .type = Element::bf16, .bias = true, .gate_and_add = true},
+                     M, sums, tokens);
+        if (HasFatalFailure()) return;
+      }
+  }
+}
+
 // What hardware may lose: an instruction takes 16 to 64 inputs, aligns their products and the sum so far to the largest
 // of them, and of each of these addends, and of the new sum, keeps 14 bits (Hopper's and Ada's FP8; other sums keep
 // more). So each addend and each sum loses less than 2^-13 of the largest magnitude A among products and sums so far:
@@ -592,8 +614,6 @@ TEST(CudaTensorCore, BitsDependOnTheTokenAlone) {
   }
 }
 
-// RECIPES 22: groups of the given sizes give what each gives alone; rows of none are not touched. (Rows after the last
-// group are NaN in x already.)
 // Tokens so that the last round of the clusters has whole tiles, halves, quarters, or none; the last one is not full.
 TEST(CudaTensorCore, TilesOfALastRoundGiveTheSameBits) {
   LACUNA_NEED_DEVICE();
@@ -631,6 +651,8 @@ TEST(CudaTensorCore, TilesOfALastRoundGiveTheSameBits) {
   }
 }
 
+// RECIPES 22: groups of the given sizes give what each gives alone; rows of none are not touched. (Rows after the last
+// group are NaN in x already.)
 TEST(CudaTensorCore, GroupsGiveWhatEachGivesAlone) {
   LACUNA_NEED_DEVICE();
   std::vector<std::vector<int32_t>> sizes = {{0, 5, 0, 0, 3}, {0, 0, 0, 0, 0}, {4, 130, 1, 6, 0}, {140, 0, 0, 0, 0}};

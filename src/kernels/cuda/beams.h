@@ -26,7 +26,7 @@ void launch_order_beams(const Device& device, Stream& stream, const BeamStep* st
 struct LogSumExpArgs {
   const float* x = nullptr;        // [M, N]
   int64_t M = 1, N = 0;            // N at most 2^24
-  double* out = nullptr;           // [M]: not finite where a value is NaN or infinity
+  double* out = nullptr;           // [M]: not finite with a NaN or +infinity, or where all are -infinity
   std::byte* workspace = nullptr;  // log_sum_exp_workspace_bytes(M, N), zeros before the first launch
 };
 int64_t log_sum_exp_workspace_bytes(int64_t M, int64_t N);
