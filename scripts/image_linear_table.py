@@ -15,6 +15,7 @@ from gpu_results import graph_times, save
 
 PAPER = [(m, n, k) for m in (4096, 6144, 16384, 18432) for n, k in ((3072, 3072), (12288, 3072), (3072, 12288))]
 EXPERTS, OF_EXPERTS = 32, [(16384, 2048, 2048), (65536, 2048, 2048)]  # of the net flux-moe-18b: tokens of all experts, outputs and inputs of one
+PARTS = ["paper", "ablation", "mma", "more", "groups", "errors"]
 MORE = [(1024, 3072, 3072), (1536, 3072, 3072), (4608, 3072, 3072), (4608, 21504, 3072), (4608, 3072, 15360)]
 LAUNCHES, LIMIT = 8, 448
 
@@ -137,8 +138,11 @@ def main() -> int:
     parser.add_argument("--lacuna", default="build/release/lacuna", metavar="PROGRAM", help="default: %(default)s")
     parser.add_argument("--runs", type=int, default=15, help="default: %(default)s")
     parser.add_argument("--shapes", type=int, default=len(PAPER), metavar="N", help="only the first N of the paper's twelve shapes")
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=PARTS, metavar="LIST", help=f"some of {','.join(PARTS)}; default: all")
     parser.add_argument("--out", metavar="FILE", help="keep the rows as JSON")
     args = parser.parse_args()
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"--parts: {', '.join(sorted(unknown))}: expected some of {','.join(PARTS)}")
     paper, runs = PAPER[: args.shapes], ["--runs", str(args.runs)]
     rows = []
     try:
@@ -146,8 +150,11 @@ def main() -> int:
     except ImportError:
         peers = None
         print("no PyTorch here: peers are left out", file=sys.stderr)
-    for shape in paper:
-        rows += lacuna(args.lacuna, [*runs, *shapes_flag([shape]), "--layout", "f8,nm24_f8", "--accumulate", "fast,full", "--write-back", "staged"])
+
+    def beside_peers(shape: tuple[int, int, int], flags: list[str]) -> None:
+        """Ours, the peers, and once more our sparse FP8 product."""
+        nonlocal rows
+        rows += lacuna(args.lacuna, [*runs, *shapes_flag([shape]), *flags])
         if peers:
             rows += peers.rows(shape)
             peers.torch.cuda.empty_cache()
@@ -155,17 +162,25 @@ def main() -> int:
         save(args.out, rows)
         if sys.stderr.isatty():
             print(f"{shape} done", file=sys.stderr)
-    rows += [dict(row, ablation=True) for row in lacuna(args.lacuna, [*runs, *shapes_flag(paper), "--layout", "nm24_f8", "--write-back", "staged,direct,separate"])]
-    save(args.out, rows)
-    rows += [dict(row, forced=True) for row in lacuna(args.lacuna, [*runs, *shapes_flag(paper), "--layout", "f8,nm24_f8", "--kernel", "mma"])]
-    save(args.out, rows)
-    rows += lacuna(args.lacuna, [*runs, *shapes_flag(MORE), "--layout", "f8,nm24_f8,bf16,nm24_bf16"])
-    save(args.out, rows)
-    if args.shapes == len(PAPER):
+
+    if "paper" in args.parts:
+        for shape in paper:
+            beside_peers(shape, ["--layout", "f8,nm24_f8", "--accumulate", "fast,full", "--write-back", "staged"])
+    if "ablation" in args.parts:
+        rows += [dict(row, ablation=True) for row in lacuna(args.lacuna, [*runs, *shapes_flag(paper), "--layout", "nm24_f8", "--write-back", "staged,direct,separate"])]
+        save(args.out, rows)
+    if "mma" in args.parts:
+        rows += [dict(row, forced=True) for row in lacuna(args.lacuna, [*runs, *shapes_flag(paper), "--layout", "f8,nm24_f8", "--kernel", "mma"])]
+        save(args.out, rows)
+    if "more" in args.parts:
+        for shape in MORE:
+            beside_peers(shape, ["--layout", "f8,nm24_f8,bf16,nm24_bf16"])
+    if "groups" in args.parts:
         for skewed in (False, True):
             for shape in OF_EXPERTS:
                 rows += lacuna(args.lacuna, [*runs, *shapes_flag([shape]), "--layout", "f8,nm24_f8", "--groups", str(EXPERTS), *(["--skewed"] if skewed else [])])
                 rows += peers.grouped(shape, skewed) if peers else []
+    if "errors" in args.parts:
         rows += peers.errors() if peers else []
     kept = {}
     for row in rows:
@@ -176,7 +191,7 @@ def main() -> int:
         groups = f"{row['groups']} groups{', skewed' if row.get('skewed') else ''}" if row.get("groups") else ""
         kept.setdefault((row["M"], row["N"], row["K"], groups), {}).setdefault(key, row)
     for shape, of in kept.items():
-        ours = of["nm24_f8, fast, staged"]["median_ms"]
+        ours = next(row for key, row in of.items() if key.startswith("nm24_f8, fast, staged"))["median_ms"]
         quantized = [of[key] for key in ("f8, fast, staged", "nm24_f8, fast, staged") if key in of]
         print(f"{shape[0]:>6} {shape[1]:>6} {shape[2]:>6} {shape[3]}  " + "; ".join(f"{key} {row['median_ms']:.4f} ({row['median_ms'] / ours:.2f}x)" for key, row in of.items())
               + "; with the quantization " + ", ".join(f"{row['layout']} {row['median_ms'] + row['quantize_ms']:.4f}" for row in quantized))
