@@ -558,17 +558,19 @@ TEST_F(CudaDecoderTest, LeavesOutWhatTheCpuLeavesOut) {
   EXPECT_GT(without, 2 * with);
 }
 
-/// A text's log-probability on the CPU, run from the start, and the largest root mean square of its tokens' logits.
-std::pair<double, double> on_the_cpu(Decoder& cpu, const std::vector<int32_t>& prompt, const Hypothesis& text) {
-  Session session(cpu, kTokens);
-  std::span<const float> logits = cpu.forward(session, prompt);
+/// A text's log-probability, run from the start, and the largest root mean square of its tokens' logits. forward(ids):
+/// the last one's logits.
+template <class Forward>
+std::pair<double, double> run_alone(const Forward& forward, const std::vector<int32_t>& prompt,
+                                    const Hypothesis& text) {
+  std::span<const float> logits = forward(std::span<const int32_t>(prompt));
   double sum = 0, largest = 0;
   for (size_t i = 0; i < text.ids.size(); ++i) {
     double squares = 0;
     for (const float logit : logits) squares += double(logit) * double(logit);
     largest = std::max(largest, std::sqrt(squares / double(logits.size())));
     sum += double(logits[size_t(text.ids[i])]) - kernels::log_sum_exp(logits.data(), int64_t(logits.size()));
-    if (i + 1 < text.ids.size()) logits = cpu.forward(session, {&text.ids[i], 1});
+    if (i + 1 < text.ids.size()) logits = forward(std::span<const int32_t>(&text.ids[i], 1));
   }
   return {sum, largest};
 }
@@ -584,7 +586,8 @@ std::vector<Hypothesis> beam_texts(BeamEngine& engine, const std::vector<int32_t
 
 /// limit: of a token's logits, as above. A text's log-probability is a sum over its tokens of a logit and their
 /// log-sum-exp; errors of size limit times the logits' in both add up as a random walk does, and five times that is the
-/// bound.
+/// bound. The device's own tokens, one by one, differ in the order of float32 sums and in f16 keys on their edges
+/// alone.
 void expect_beams_of_the_cpu(Model& model, CudaDecoder& gpu, double limit) {
   for (const size_t prompt_tokens : {size_t{3}, size_t{11}}) {  // one by one, and a batch
     const std::vector<int32_t> prompt = some_ids(int64_t(prompt_tokens), gpu.config().n_vocab);
@@ -596,8 +599,13 @@ void expect_beams_of_the_cpu(Model& model, CudaDecoder& gpu, double limit) {
       for (const Hypothesis& text : texts) {
         different.insert(text.ids);
         ASSERT_EQ(text.ids.size(), 12u);
-        const auto [expected, size] = on_the_cpu(*model.decoder, prompt, text);
+        Session session(*model.decoder, kTokens);
+        const auto [expected, size] =
+            run_alone([&](auto ids) { return model.decoder->forward(session, ids); }, prompt, text);
         EXPECT_NEAR(text.log_probability, expected, 5 * std::sqrt(2 * 12.0) * limit * size);
+        gpu.truncate(0);
+        const auto [alone, unused] = run_alone([&](auto ids) { return gpu.forward(ids); }, prompt, text);
+        EXPECT_NEAR(text.log_probability, alone, 5 * std::sqrt(2 * 12.0) * std::min(limit, 5e-3) * size);
       }
       EXPECT_EQ(different.size(), texts.size());
       gpu.truncate(0);
