@@ -960,6 +960,23 @@ TEST(TensorCoreChoice, TheDefaultPlanIsOneOfTheKernels) {
       }
 }
 
+TEST(TensorCoreChoice, TheDefaultPlanCountsRoundsAndTheirParts) {
+  const Operation f8{.eight_bits = true, .sparse = false};
+  if (cuda::tensor_core_plans(f8, Accumulate::fast).empty()) return;  // built without the wgmma kernel
+  cuda::DeviceInfo h100 = card(9, 0);
+  h100.multiprocessors = 132;
+  const auto tokens = [&](int64_t M, int64_t N, int groups = 0) {
+    return default_plan(h100, f8, Accumulate::fast, M, N, groups).tokens;
+  };
+  EXPECT_EQ(tokens(4096, 3072), 256) << "three rounds, nearly full";
+  EXPECT_EQ(tokens(4608, 3072), 256) << "three rounds and halves, for five of 192";
+  EXPECT_EQ(tokens(4608, 3072, 4), 256) << "four rounds for five";
+  EXPECT_EQ(tokens(6144, 3072), 256) << "four rounds and halves, for six";
+  EXPECT_EQ(tokens(6144, 3072, 4), 192) << "tiles of experts are not split: five rounds of 256 or six of 192";
+  EXPECT_EQ(tokens(1536, 3072), 192) << "two rounds of 192; parts after a single round count as whole tiles";
+  EXPECT_EQ(tokens(512, 12288), 128) << "three rounds of 128, for two of 256";
+}
+
 }  // namespace
 }  // namespace cuda
 }  // namespace lacuna
