@@ -83,6 +83,8 @@ ImageInputs::ImageInputs(const std::string& path, const model::flux::Config& con
     throw Error("{}: has neither hidden_states, as `image step` reads, nor prompt_embeds, as `image denoise` reads",
                 path);
   if (prompts_) {
+    if (kind == Kind::prompts && find("latents") != nullptr)
+      refuse_given(command, {"--height", "--width", "--seed"}, "inputs without latents, and " + path + " has them");
     check_prompts(options, command);
     return;
   }

@@ -178,6 +178,7 @@ TEST(ImageDenoise, SaysWhatIsWrong) {
   };
   EXPECT_EQ(run({"--steps", "0"}).code, 2);
   EXPECT_EQ(run({"--height", "40"}).code, 2);
+  EXPECT_THAT(run({"--height", "32"}).err, testing::HasSubstr("--height needs inputs without latents"));
   const std::string schedule = dir.file("scheduler_config.json");
   std::ofstream(schedule) << R"({"_class_name": "DDIMScheduler"})";
   EXPECT_THAT(run({"--schedule", schedule}).err, testing::HasSubstr("DDIMScheduler"));
