@@ -188,7 +188,7 @@ TEST(HostBeamsOnce, WhatCannotBeIsAnError) {
   EXPECT_THAT([&] { engine->start(Ids(size_t{kContext} + 1, 5), 0); }, ThrowsMessage<Error>(HasSubstr("do not fit")));
   engine->start(Ids{1, 2}, 1);
   engine->step(Ids{0, 0}, Ids{3, 4});
-  EXPECT_THAT([&] { engine->step(Ids{0, 0}, Ids{3, 4}); }, ThrowsMessage<Error>(HasSubstr("no room for more")));
+  EXPECT_THAT([&] { engine->step(Ids{0, 0}, Ids{3, 4}); }, ThrowsMessage<Error>(HasSubstr("room for 1 tokens")));
   Both cpu_too({Id::f32, false}, {.gpu_layers = 1}), split({Id::f32, false}, {.shards = 2});
   EXPECT_THAT([&] { cpu_too.gpu->make_beams(2); }, ThrowsMessage<Error>(HasSubstr("--gpu-layers")));
   EXPECT_THAT([&] { split.gpu->make_beams(2); }, ThrowsMessage<Error>(HasSubstr("--gpu-split")));
