@@ -32,6 +32,14 @@ float need_share(const JsonObject& object, const char* key, const std::string& w
   return float(value);
 }
 
+template <class Tuning>
+void parse_times(const JsonObject& object, const std::string& where, Tuning& out) {
+  out.standard_ms = need_number(object, "standard_ms", where);
+  out.tuned_ms = need_number(object, "tuned_ms", where);
+  check_ms(out.standard_ms, where);
+  check_ms(out.tuned_ms, where);
+}
+
 model::CudaTuning parse_product(const json& value, const std::string& where) {
   const JsonObject object(value, where);
   model::CudaTuning out;
@@ -42,10 +50,7 @@ model::CudaTuning parse_product(const json& value, const std::string& where) {
   out.product.rows = need_int(object, "rows", 1, 1 << 24, where);
   out.product.K = need_int(object, "inputs", 1, 1 << 24, where);
   out.product.percent = need_int(object, "percent", 0, 99, where);
-  out.standard_ms = need_number(object, "standard_ms", where);
-  out.tuned_ms = need_number(object, "tuned_ms", where);
-  check_ms(out.standard_ms, where);
-  check_ms(out.tuned_ms, where);
+  parse_times(object, where, out);
   const JsonObject plan(object.need_object("plan"), where);
   out.plan.warps = need_int(plan, "warps", 1, 32, where);
   out.plan.chunk = need_int(plan, "chunk", 1, 1024, where);
@@ -86,10 +91,7 @@ model::CudaGroupsTuning parse_group_sparse(const json& value, const std::string&
   out.product.group = object.need_integer("group_size");
   naming_file(where, [&] { layout::check_params(*layout, {.group_size = out.product.group}); });
   out.product.kept = need_int(object, "kept_percent", 0, 100, where);
-  out.standard_ms = need_number(object, "standard_ms", where);
-  out.tuned_ms = need_number(object, "tuned_ms", where);
-  check_ms(out.standard_ms, where);
-  check_ms(out.tuned_ms, where);
+  parse_times(object, where, out);
   const JsonObject plan(object.need_object("plan"), where);
   out.plan.split = need_name<cuda::Split>(plan, "split", kSplits, where);
   out.plan.math = need_name<cuda::Math>(plan, "math", kMath, where);
