@@ -629,8 +629,8 @@ TEST(CudaTensorCore, TilesOfALastRoundGiveTheSameBits) {
       const int64_t clusters = device().info().multiprocessors / plan.cluster;
       std::set<int> splits;
       for (const int64_t rest : {int64_t{0}, int64_t{1}, clusters / 4, clusters / 2, clusters - 1}) {
-        splits.insert(cuda::split_of_last_round(1, rest, clusters));
-        const int64_t M = (clusters + rest) * plan.tokens - 27;
+        splits.insert(cuda::split_of_last_round(2, rest, clusters));
+        const int64_t M = (2 * clusters + rest) * plan.tokens - 27;
         const Product p(weight_of(id, shape, random_bytes(id, shape, 5)),
                         random_tokens(has_eight_bits(id), M, shape.K, 6));
         for (const bool added : {false, true}) {
@@ -936,7 +936,8 @@ TEST(TensorCoreChoice, OldCardsAreRefusedByName) {
 
 TEST(TensorCoreChoice, PartsOfALastRoundFitIt) {
   EXPECT_EQ(cuda::split_of_last_round(4, 24, 66), 2);
-  EXPECT_EQ(cuda::split_of_last_round(1, 6, 66), 4);
+  EXPECT_EQ(cuda::split_of_last_round(2, 6, 66), 4);
+  EXPECT_EQ(cuda::split_of_last_round(1, 6, 66), 1) << "parts would wait for whole tiles";
   EXPECT_EQ(cuda::split_of_last_round(0, 6, 66), 1) << "no round is whole: each tile has a cluster of its own";
   for (const int64_t clusters : {1, 2, 57, 66})
     for (int64_t rest = 0; rest < clusters; ++rest) {

@@ -143,9 +143,7 @@ TensorCorePlan default_plan(const DeviceInfo& device, Operation operation, Accum
     const int64_t rounds = tiles / clusters, rest = tiles % clusters;
     const bool full = operation.eight_bits && accumulate == Accumulate::full;
     const int split = groups == 0 && splits_last_round(plan, full) ? split_of_last_round(rounds, rest, clusters) : 1;
-    // After a single round a part waits for the results of a whole tile: 512 x 12288 took a third longer so.
-    const bool pays = split > 1 && rounds > 1;
-    const int64_t last = rest == 0 ? 0 : pays ? plan.tokens / split + kFixedOfPart : plan.tokens + kFixedTokens;
+    const int64_t last = rest == 0 ? 0 : plan.tokens / split + (split > 1 ? kFixedOfPart : kFixedTokens);
     return plan.rows * (rounds * (plan.tokens + kFixedTokens) + last);
   };
   const std::span<const TensorCorePlan> plans = tensor_core_plans(operation, accumulate);

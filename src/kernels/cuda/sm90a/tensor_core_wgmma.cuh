@@ -429,10 +429,10 @@ class Consumer {
     const int lane = int(threadIdx.x) % 32;
     __syncwarp();
     if (lane >= S::kCluster) return;
-    if constexpr (S::kCluster > 1)
-      arrive_at(empty_ + s, lane);
-    else
+    if (S::kCluster == 1 || lane == int(blockIdx.x) % S::kCluster)
       arrive(empty_ + s);
+    else
+      arrive_at(empty_ + s, lane);
   }
   template <int kSums>
   __device__ __forceinline__ void write(const float (&sums)[kSums], const Results& results) const {
@@ -572,10 +572,12 @@ void launch(const Device& device, Stream& stream, const TensorCoreArgs& a) {
   const int64_t pairs = (rows + kBlockRows * kGroups * S::kCluster - 1) / (kBlockRows * kGroups * S::kCluster);
   const int64_t most = (a.M + S::kTokens - 1) / S::kTokens + a.groups;  // a group may begin a tile of tokens
   const int64_t clusters = std::min<int64_t>(pairs * most, device.info().multiprocessors / S::kCluster);
-  const CUtensorMap x_map = matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, a.x, a.M, a.w.K * (S::kEightBits ? 1 : 2),
-                                       a.x_stride, S::kTokens / S::kCluster);
-  const CUtensorMap least_map = matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, a.x, a.M, a.w.K * (S::kEightBits ? 1 : 2),
-                                           a.x_stride, S::kLeastTokens / S::kCluster);
+  const auto tokens_map = [&](int box_rows) {
+    return matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, a.x, a.M, a.w.K * (S::kEightBits ? 1 : 2), a.x_stride,
+                      box_rows);
+  };
+  const CUtensorMap x_map = tokens_map(S::kTokens / S::kCluster);
+  const CUtensorMap least_map = S::kSplits ? tokens_map(S::kLeastTokens / S::kCluster) : x_map;
   const bool boxed = S::kStaged && rows % 8 == 0 && a.y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(a.y) % 16 == 0;
   CUtensorMap y_map{};
   if (boxed) y_map = matrix_map(CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, a.y, a.M, rows, a.y_stride * 2, kStagedTokens);
