@@ -42,7 +42,7 @@ struct Shape {
   static constexpr int kStaging =
       std::min(kTokens / kStagedTokens, kSparse ? 3 : 2);  // buffers; dense, a third would cost a stage
   static constexpr int kStageBytes = (kTokenTileBytes + kGroups * kBlockBytes + 1023) / 1024 * 1024;
-  static constexpr int kOther = kGroups * (kStaging * kStagedBytes + kTokens * 4) + 384;
+  static constexpr int kOther = kGroups * (kStaging * kStagedBytes + kTokens * 4) + 448;
   static constexpr int kStages = std::min(kMostStages, (kMostShared - kOther) / kStageBytes);
   static constexpr int kShared = kStages * kStageBytes + kOther;
   static_assert(kStages >= 3 && kSums * (kFull ? 2 : 1) <= 128);
@@ -72,6 +72,19 @@ struct Turn {
 
   __device__ __forceinline__ void advance() {
     if (++stage == S::kStages) stage = 0, phase ^= 1;
+  }
+};
+
+/// A barrier of each stage: what was brought is there; this block has read it; the cluster's other blocks have read
+/// what they have of the same tokens. The last two are apart so that racecheck, which does not see arrivals from other
+/// blocks, can tell when the first is over.
+struct Barriers {
+  uint64_t *full, *empty, *empty_elsewhere;
+
+  template <class S>
+  __device__ __forceinline__ void wait_for_empty(int stage, uint32_t parity) const {
+    wait_barrier(empty + stage, parity);
+    if constexpr (S::kCluster > 1) wait_barrier(empty_elsewhere + stage, parity);
   }
 };
 
@@ -331,20 +344,19 @@ template <class S>
 class Consumer {
  public:
   __device__ __forceinline__ Consumer(const TensorCoreArgs& a, const Writer<S>& writer, const std::byte* stages,
-                                      float* x_scale, uint64_t* full, uint64_t* empty, int group, int rows, int k_tiles)
+                                      float* x_scale, const Barriers& barriers, int group, int rows, int k_tiles)
       : a_(a),
         writer_(writer),
         stages_(stages),
         x_scale_(x_scale),
-        full_(full),
-        empty_(empty),
+        barriers_(barriers),
         group_(group),
         thread_(int(threadIdx.x) % 128),
         rows_(rows),
         k_tiles_(k_tiles) {}
 
   __device__ __forceinline__ Announced next(const Announced* announced) const {
-    wait_barrier(full_ + turn_.stage, turn_.phase);
+    wait_barrier(barriers_.full + turn_.stage, turn_.phase);
     return announced[turn_.stage];
   }
 
@@ -359,7 +371,7 @@ class Consumer {
     [[maybe_unused]] int before = 0;  // the stage of the products before
     for (int k = 0; k < k_tiles_; ++k) {
       const int s = turn_.stage;
-      wait_barrier(full_ + s, turn_.phase);
+      wait_barrier(barriers_.full + s, turn_.phase);
       const std::byte* const stage = stages_ + s * S::kStageBytes;
       const std::byte* const values = stage + S::kTokenTileBytes + group_ * S::kBlockBytes;
       const uint64_t weights = S::kSparse ? describe_narrow_matrix(values) : describe_matrix(values);
@@ -430,9 +442,9 @@ class Consumer {
     __syncwarp();
     if (lane >= S::kCluster) return;
     if (S::kCluster == 1 || lane == int(blockIdx.x) % S::kCluster)
-      arrive(empty_ + s);
+      arrive(barriers_.empty + s);
     else
-      arrive_at(empty_ + s, lane);
+      arrive_at(barriers_.empty_elsewhere + s, lane);
   }
   template <int kSums>
   __device__ __forceinline__ void write(const float (&sums)[kSums], const Results& results) const {
@@ -454,7 +466,7 @@ class Consumer {
   const Writer<S>& writer_;
   const std::byte* stages_;
   float* x_scale_;
-  uint64_t *full_, *empty_;
+  const Barriers& barriers_;
   int group_, thread_, rows_, k_tiles_;
   Turn<S> turn_;
 };
@@ -468,15 +480,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   std::byte* const staging = shared + S::kStages * S::kStageBytes;
   float* const token_scales = reinterpret_cast<float*>(staging + kGroups * S::kStaging * kStagedBytes);
   uint64_t* const full = reinterpret_cast<uint64_t*>(token_scales + kGroups * S::kTokens);
-  uint64_t* const empty = full + kMostStages;
-  Announced* const announced = reinterpret_cast<Announced*>(empty + kMostStages);
+  const Barriers barriers{full, full + kMostStages, full + 2 * kMostStages};
+  Announced* const announced = reinterpret_cast<Announced*>(full + 3 * kMostStages);
   const int group = __shfl_sync(~0u, int(threadIdx.x) / 128, 0);  // known to be the same in a warp
   const int k_tiles = int((a.w.K * (S::kEightBits ? 1 : 2) + kTokenBytes - 1) / kTokenBytes);
   launch_dependents();
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::kStages; ++s) {
-      init_barrier(full + s, 1);
-      init_barrier(empty + s, kGroups * kWarps * S::kCluster);
+      init_barrier(barriers.full + s, 1);
+      init_barrier(barriers.empty + s, kGroups * kWarps);
+      if (S::kCluster > 1) init_barrier(barriers.empty_elsewhere + s, kGroups * kWarps * (S::kCluster - 1));
     }
     fence_barriers();
   }
@@ -505,7 +518,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int k = 0; k < k_tiles; ++k) {
           const int s = turn.stage;
           std::byte* const stage = shared + s * S::kStageBytes;
-          wait_barrier(empty + s, turn.phase ^ 1);  // passes at once in the first round
+          barriers.wait_for_empty<S>(s, turn.phase ^ 1);  // passes at once in the first round
           if (k == 0)
             announced[s] = {tile.block * kBlockRows, tile.group * tiles.rows(), tile.token, tile.end, tile.tokens};
           arrive_expecting(full + s, tile.tokens * kTokenBytes + kGroups * S::kBlockBytes);
@@ -522,7 +535,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           turn.advance();
         }
       }
-      wait_barrier(empty + turn.stage, turn.phase ^ 1);
+      barriers.wait_for_empty<S>(turn.stage, turn.phase ^ 1);
       announced[turn.stage] = {};
       arrive(full + turn.stage);
     }
@@ -532,7 +545,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   set_registers<224, true>();
   const int rows = a.groups > 0 ? int(a.w.N) / a.groups : int(a.w.N);
   const Writer<S> writer(a, y_map, boxed, staging + group * S::kStaging * kStagedBytes, group, rows);
-  Consumer<S> consumer(a, writer, shared, token_scales + group * S::kTokens, full, empty, group, rows, k_tiles);
+  Consumer<S> consumer(a, writer, shared, token_scales + group * S::kTokens, barriers, group, rows, k_tiles);
   Announced tile = consumer.next(announced);
   for (; tile.tokens == S::kTokens; tile = consumer.next(announced)) consumer.template run<S::kTokens>(tile);
   if constexpr (S::kSplits) {  // a cluster's last one
