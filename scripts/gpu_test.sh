@@ -2,22 +2,35 @@
 # Builds the tests with the CUDA backend and runs those that need a device, on a machine with an NVIDIA GPU. A test that skips is a failure.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/lib/parts.sh
 
 usage() {
   cat <<'TXT'
-usage: scripts/gpu_test.sh [--tests PROGRAM] [--sanitize]
+usage: scripts/gpu_test.sh [--tests PROGRAM] [--sanitize | --sanitize-only] [--parts PATTERN] [--jobs N]
   --tests PROGRAM   run this kernels_test, and model_test, calibrate_test, eval_test, cli_test and lacuna beside it, instead of building them; solver_test and
                     compress_test too where they are there and were made with a PyTorch for CUDA
-  --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), about ten minutes, most of them the
-                    decoder's racecheck, whose tests run side by side
+  --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), in parts that run side by side: a line for
+                    each as it ends, all of its output where it found something. Most of them are the decoder's racecheck, a test each
+  --sanitize-only   these parts without the tests before them
+  --parts PATTERN   of these parts those that are named so: 'racecheck of*', '*decoder*'
+  --jobs N          parts at a time; without it half as many as there are processors, 8 at most
 TXT
 }
-tests="" sanitize=0
+tests="" sanitize=0 plain=1 jobs=$(($(nproc) / 2))
+[ "$jobs" -ge 1 ] || jobs=1
+[ "$jobs" -le 8 ] || jobs=8
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit 0 ;;
     --tests) tests=${2:?--tests needs a program}; shift ;;
     --sanitize) sanitize=1 ;;
+    --sanitize-only) sanitize=1 plain=0 ;;
+    --parts) part_pattern=${2:?--parts needs a pattern}; shift ;;
+    --jobs)
+      jobs=${2:?--jobs needs a number}
+      [[ $jobs =~ ^[1-9][0-9]*$ ]] || { printf 'error: --jobs %s; it takes a number from 1 on\n' "$jobs" >&2; exit 2; }
+      shift
+      ;;
     *) printf 'error: unknown option %s\n' "$1" >&2; usage >&2; exit 2 ;;
   esac
   shift
@@ -31,38 +44,68 @@ if [ -z "$tests" ]; then
 fi
 folder=$(dirname "$tests")
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+work=$(mktemp -d)
+log=$work/log
+trap 'end_parts; rm -rf "$work"' EXIT
 # run NAME COMMAND...: prints the output where it fails or skips, else its last lines.
 run() {
   local name=$1
   shift
-  if ! "$@" >"$log" 2>&1 || grep -q '^\[  SKIPPED \]' "$log"; then
+  if ! "$@" >"$log" 2>&1 || ! passed "$log"; then
     cat "$log"
     printf 'error: %s failed, or tests skipped\n' "$name" >&2
     exit 1
   fi
-  printf '%s: ' "$name"
-  grep -E '^\[  PASSED  \]|ERROR SUMMARY|RACECHECK SUMMARY' "$log" | paste -sd' '
+  printf '%s: %s\n' "$name" "$(summary "$log")"
 }
 
-# One process a test, since each takes up to seven minutes. Left out: a thousand tokens, and those that try many plans.
-racecheck_decoder() {
-  local logs names
-  logs=$(mktemp -d)
-  "$folder/model_test" --gtest_list_tests '--gtest_filter=CudaDecoderTest.*:-*AThousand*:*Tuned*:*GivenPlans*' >"$logs/names"
-  mapfile -t names < <(sed -n 's/^  //p' "$logs/names")
-  [ "${#names[@]}" -gt 0 ] || { printf 'error: model_test has no tests of the decoder\n' >&2; exit 1; }
-  if ! printf '%s\n' "${names[@]}" | LOGS=$logs PROGRAM=$folder/model_test xargs -P 12 -I{} bash -c \
-    'compute-sanitizer --error-exitcode 1 --tool racecheck "$PROGRAM" --gtest_filter=CudaDecoderTest.{} >"$LOGS/{}" 2>&1 &&
-      grep -q "^\[  PASSED  \] 1 test" "$LOGS/{}" || { cat "$LOGS/{}"; exit 1; }'; then
-    printf 'error: racecheck of the decoder failed, or tests skipped\n' >&2
-    exit 1
+# The compressor runs on a GPU with a PyTorch that is made for CUDA.
+compressor_runs() { [ -x "$folder/solver_test" ] && [ -x "$folder/compress_test" ] && ldd "$folder/solver_test" | grep -q libtorch_cuda; }
+
+# check TOOL COUNT WHAT PROGRAM FILTER: tests under a tool of compute-sanitizer, in so many parts.
+check() {
+  local command=(compute-sanitizer --error-exitcode 1 --tool "$1" "$4" "--gtest_filter=$5")
+  if [ "$2" -eq 1 ]; then
+    part "$1 of $3" "${command[@]}"
+  else
+    shards "$2" "$1 of $3" "${command[@]}"
   fi
-  rm -rf "$logs"
-  printf 'racecheck of the decoder: %s tests\n' "${#names[@]}"
 }
 
+# The sanitizers' parts, those that take longest first.
+run_sanitizers() {
+  local names name image_kernels
+  command -v compute-sanitizer >/dev/null || { printf 'error: no compute-sanitizer on the PATH; it comes with the CUDA toolkit\n' >&2; exit 1; }
+  # One process a test, since each takes minutes. Left out: what runs thousands of tokens, all beams of many models, and what tries many plans. Beams in a
+  # fixed order have every kernel of beams.
+  "$folder/model_test" --gtest_list_tests '--gtest_filter=CudaDecoderTest.*:-*AThousand*:*Tuned*:*GivenPlans*:*PromptsLonger*:*BeamsAreAsLikely*:*TwoShardsGive*' >"$work/names"
+  mapfile -t names < <(sed -n 's/^  //p' "$work/names")
+  [ "${#names[@]}" -gt 0 ] || { printf 'error: model_test has no tests of the decoder\n' >&2; exit 1; }
+  for name in "${names[@]}"; do check racecheck 1 "the decoder, $name" "$folder/model_test" "CudaDecoderTest.$name"; done
+  check racecheck 1 "last rounds of tiles" "$tests" 'CudaTensorCore.Tiles*'
+  check memcheck 6 "the decoder" "$folder/model_test" 'CudaDecoder*:-*AThousand*:*Tuned*'
+  check memcheck 6 kernels "$tests" '*CudaGemv.EveryActiveCount/zz4_k:*CudaGemv.EveryActiveCount/zz6_k:*CudaGemv.Siblings*:*CudaGemv.Large*:*CudaGemv.NonFinite*:*CudaGemv.Equal*:*CudaGemv.Norms*:*CudaGemv.TakesTheGate*:*CudaGemv.MoreBlocks*:*CudaGemv.Clears*:*CudaBaselines*:CudaCollectActive.*:CudaGemmRange.*:*CudaGemm.Slices*:CudaRows/EachLayout.Teams*:CudaOps.TopK:CudaOps.MoreValues*:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroups.Warps*:CudaGroupedRows.*:CudaCalibration.*:*GemvFew*:*CudaBeam*'
+  check racecheck 4 kernels "$tests" '*CudaGemv.Large*:*CudaGemv.Equal*:*CudaBaselines*:CudaCollectActive.Nine*:*CudaGemm.Slices*:CudaOps.TopK:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroupedRows.*:CudaCalibration.Mask*:CudaCalibration.Distances*'
+  # Blocks that take several tiles, teams that take several groups of rows.
+  check racecheck 4 "loops over tiles" "$tests" 'CudaGemmRange.BlocksThat*:CudaRows/EachLayout.Teams*/f16:CudaRows/EachLayout.Teams*/q8_0:CudaRows/EachLayout.Teams*/q4_K'
+  # Left out: the same kernels hundreds of times, and one without shared memory.
+  check racecheck 2 "kernels of beams" "$tests" 'CudaBeams.LogSum*:CudaBeams.TopK*:*CudaBeamHeads*:*CudaGemvFew.WithinWhat*:*CudaGemvFew.NonFinite*'
+  image_kernels='CudaTensorCore.UnitV*:CudaTensorCore.GroupsG*:CudaTensorCore.Tiles*:CudaTensorCore.Few*:CudaImageOps.*:CudaQuantizeTokens.*:CudaColumnStatistics.*:-CudaImageOps.AttentionOfMany*:CudaColumnStatistics.Large*'
+  check memcheck 3 "image kernels" "$tests" "$image_kernels"
+  check racecheck 3 "image kernels" "$tests" "${image_kernels/GroupsG/Joined}:CudaTensorCore.Tiles*"
+  check memcheck 1 "the image net" "$folder/model_test" 'CudaFlux.*'
+  check memcheck 1 "the image net's statistics" "$folder/calibrate_test" 'CudaImageStatistics.*'
+  check memcheck 1 calibration "$folder/calibrate_test" 'CudaCalibrate.Thresh*'
+  if compressor_runs; then
+    part "memcheck of the solvers" compute-sanitizer --error-exitcode 1 --kernel-name kernel_substring=fix "$folder/solver_test" '--gtest_filter=*Cuda*'
+  fi
+  run_parts "$jobs" 1800 "$work"
+}
+
+if [ "$plain" -eq 0 ]; then
+  run_sanitizers
+  exit
+fi
 run "GPU tests" "$tests" '--gtest_filter=*Cuda*'
 run "GPU tests of the decoder" "$folder/model_test" '--gtest_filter=CudaDecoder*'
 run "GPU tests of calibration" "$folder/calibrate_test" '--gtest_filter=CudaCalibrate.*'
@@ -87,13 +130,10 @@ if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then
 else
   printf 'SKIPPED: tests of two devices, this machine has one\n'
 fi
-# The compressor runs on a GPU with a PyTorch that is made for CUDA.
-if [ -x "$folder/solver_test" ] && [ -x "$folder/compress_test" ] && ldd "$folder/solver_test" | grep -q libtorch_cuda; then
-  compressor_runs=1
+if compressor_runs; then
   run "GPU tests of the solvers" "$folder/solver_test" '--gtest_filter=*Cuda*'
   run "GPU tests of the compressor" "$folder/compress_test" '--gtest_filter=*Cuda*'
 else
-  compressor_runs=0
   printf 'SKIPPED: the compressor on a GPU, which needs a PyTorch made for CUDA\n'
 fi
 # The Python package, where there is a torch for CUDA. LACUNA_WHEEL: its wheel, which is built here where it is not given.
@@ -114,28 +154,16 @@ expected=$(ids)
 for flags in "" "--gpu-layers 1" "--gpu-split 2"; do
   # shellcheck disable=SC2086
   found=$(ids --device cuda $flags)
-  [ -n "$expected" ] && [ "$found" = "$expected" ] || { printf 'error: run --device cuda %s gives %s, the CPU %s\n' "$flags" "$found" "$expected" >&2; exit 1; }
+  if [ -z "$expected" ] || [ "$found" != "$expected" ]; then
+    printf 'error: run --device cuda %s gives %s, the CPU %s\n' "$flags" "$found" "$expected" >&2
+    exit 1
+  fi
 done
 printf 'run --gpu-layers, --gpu-split: the tokens of the CPU\n'
 # Real models: those that are here, at least one.
 "$folder/eval_test" '--gtest_filter=*CudaModels*' | tee "$log"
 if ! grep -q '^\[       OK \]' "$log"; then
-  printf 'error: no real model was compared; run `lacuna pull smollm2-135m` first\n' >&2
+  printf 'error: no real model was compared; run lacuna pull smollm2-135m first\n' >&2
   exit 1
 fi
-if [ "$sanitize" -eq 1 ]; then
-  run memcheck compute-sanitizer --error-exitcode 1 --tool memcheck "$tests" \
-    '--gtest_filter=*CudaGemv.EveryActiveCount/zz4_k:*CudaGemv.EveryActiveCount/zz6_k:*CudaGemv.Siblings*:*CudaGemv.Large*:*CudaGemv.NonFinite*:*CudaGemv.Equal*:*CudaGemv.Norms*:*CudaGemv.TakesTheGate*:*CudaBaselines*:CudaCollectActive.*:CudaGemmRange.*:*CudaGemm.Slices*:CudaOps.TopK:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroupedRows.*:CudaCalibration.*:*GemvFew*:*CudaBeam*'
-  run racecheck compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" '--gtest_filter=*CudaGemv.Large*:*CudaGemv.Equal*:*CudaBaselines*:CudaCollectActive.Nine*:*CudaGemm.Slices*:CudaOps.TopK:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroupedRows.*:CudaCalibration.Mask*:CudaCalibration.Distances*'
-  [ "$compressor_runs" -eq 0 ] ||
-    run "memcheck of the solvers" compute-sanitizer --error-exitcode 1 --kernel-name kernel_substring=fix "$folder/solver_test" '--gtest_filter=*Cuda*'
-  run "memcheck of the decoder" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/model_test" '--gtest_filter=CudaDecoder*:-*AThousand*:*Tuned*'
-  racecheck_decoder
-  image_kernels='CudaTensorCore.UnitV*:CudaTensorCore.GroupsG*:CudaTensorCore.Tiles*:CudaTensorCore.Few*:CudaImageOps.*:CudaQuantizeTokens.*:CudaColumnStatistics.*:-CudaImageOps.AttentionOfMany*:CudaColumnStatistics.Large*'
-  run "memcheck of image kernels" compute-sanitizer --error-exitcode 1 --tool memcheck "$tests" "--gtest_filter=$image_kernels"
-  run "racecheck of image kernels" compute-sanitizer --error-exitcode 1 --tool racecheck "$tests" \
-    "--gtest_filter=${image_kernels/GroupsG/Joined}"
-  run "memcheck of calibration" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/calibrate_test" '--gtest_filter=CudaCalibrate.Thresh*'
-  run "memcheck of the image net" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/model_test" '--gtest_filter=CudaFlux.*'
-  run "memcheck of the image net's statistics" compute-sanitizer --error-exitcode 1 --tool memcheck "$folder/calibrate_test" '--gtest_filter=CudaImageStatistics.*'
-fi
+[ "$sanitize" -eq 0 ] || run_sanitizers

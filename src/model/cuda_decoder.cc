@@ -53,7 +53,7 @@ struct SearchBar {
 
 struct CudaDecoder::Impl {
   Config config;
-  int64_t context = 0, position = 0;
+  int64_t context = 0, position = 0, batch_weight_bytes = 0;
   std::optional<SparsityOptions> sparsity;
   int64_t sparse_tokens = 0;
   cuda::Plans plans;
@@ -398,7 +398,7 @@ void CudaDecoder::Impl::check_memory(std::span<const LayerWeights> layers, const
         if (int64_t(l) >= cpu_layers) weights += bytes, cache += cache_bytes;
       }
       const BatchSpace space(c, shard->vocabulary.count, context, outputs[size_t(Input::attn_in)],
-                             outputs[size_t(Input::ffn_in)]);
+                             outputs[size_t(Input::ffn_in)], batch_weight_bytes);
       handed = space.x;
       rest += floats(c.n_vocab + context * c.rope.n_rot) + space.bytes() + (cpu_layers > 0 ? space.x : 0);
     }
@@ -450,6 +450,7 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
   if (!c.norm_first) refuse("norms after their half blocks do not run on CUDA yet");
   if (c.head_dim % 8 != 0 || c.head_dim > 256) refuse("heads must have a multiple of 8 and at most 256 values on CUDA");
   d.deterministic = options.deterministic;
+  d.batch_weight_bytes = options.batch_weight_bytes;
   if (!options.deterministic) d.plans = options.plans;
   d.context = options.context > 0 ? options.context : c.n_ctx;
   if (d.context > c.n_ctx)
@@ -563,7 +564,7 @@ std::unique_ptr<CudaDecoder> CudaDecoder::load(const io::Checkpoint& checkpoint,
   }
   d.each([&](CudaShard& shard) {
     norm(shard, "output_norm", shard.output_norm, shard.output_norm_bias);
-    shard.take_workspace(options.deterministic, d.cpu_layers > 0);
+    shard.take_workspace(options.deterministic, d.cpu_layers > 0, d.batch_weight_bytes);
   });
   binder.check_all_used();
   d.host_logits.resize(size_t(c.n_vocab));

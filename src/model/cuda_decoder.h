@@ -34,6 +34,9 @@ struct CudaDecoderOptions {
   /// Every layer is split into so many shards (tensor_split.h), as many on each device; 0: one a device. With sums in a
   /// fixed order the bits depend on this number, not on how many devices the shards are on.
   int64_t shards = 0;
+  /// The most bytes of f16 weights that a batch's product makes at a time (the largest group of a 7B model fits); a
+  /// larger group runs in slices of its outputs, of 256 at least. The device keeps two such work spaces.
+  int64_t batch_weight_bytes = int64_t{192} << 20;
   LoadOptions cpu = {};  // of those on the CPU; first_layers, progress and deterministic are set here
 };
 

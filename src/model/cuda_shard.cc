@@ -15,8 +15,7 @@ using kernels::WeightView;
 
 namespace {
 
-/// Weights that are f16 at a time (the largest group of a 7B model fits), and logits that wait for the host.
-constexpr int64_t kMostWeightBytes = int64_t{192} << 20, kMostLogitBytes = int64_t{128} << 20;
+constexpr int64_t kMostLogitBytes = int64_t{128} << 20;  // that wait for the host
 
 /// Groups that are kept of group-sparse parts, to the nearest 5%: shares that are nearer than that have one plan.
 int kept_percent(std::span<const WeightView> parts) {
@@ -46,7 +45,8 @@ int64_t prepared_bytes(std::span<const WeightView> parts) {
   return bytes;
 }
 
-BatchSpace::BatchSpace(const Config& c, int64_t n_vocab, int64_t context, int64_t qkv_outputs, int64_t up_outputs) {
+BatchSpace::BatchSpace(const Config& c, int64_t n_vocab, int64_t context, int64_t qkv_outputs, int64_t up_outputs,
+                       int64_t most_weight_bytes) {
   tokens = std::min(kMostBatch, context);
   const auto floats = [&](int64_t rows, int64_t width) {
     return (rows * width * int64_t(sizeof(float)) + 255) / 256 * 256;
@@ -65,7 +65,7 @@ BatchSpace::BatchSpace(const Config& c, int64_t n_vocab, int64_t context, int64_
   for (const auto& [N, K] : {std::pair{qkv_outputs, c.n_embd}, std::pair{c.n_embd, q}, std::pair{up_outputs, c.n_embd},
                              std::pair{c.n_embd, c.n_ff}, std::pair{n_vocab, c.n_embd}})
     weights = std::max(weights, cuda::operand_bytes(padded(N), K));
-  weights = std::min(weights, std::max(kMostWeightBytes, cuda::operand_bytes(padded(1), widest)));
+  weights = std::min(weights, std::max(most_weight_bytes, cuda::operand_bytes(padded(1), widest)));
 }
 
 bool Group::skips() const {
@@ -202,11 +202,12 @@ std::pair<int64_t, int64_t> CudaShard::fixed_order_space() const {
   return {sums, rows};
 }
 
-void CudaShard::take_workspace(bool deterministic, bool from_host) {
+void CudaShard::take_workspace(bool deterministic, bool from_host, int64_t batch_weight_bytes) {
   const Config& c = config;
   const int64_t kv_values = c.n_kv_heads * context * c.head_dim, half = c.rope.n_rot / 2;
   cache = take(2 * int64_t(layers.size()) * kv_values * int64_t(sizeof(f16)), "key-value cache");
-  space = BatchSpace(c, vocabulary.count, context, layers.front().qkv.outputs, layers.front().up.outputs);
+  space = BatchSpace(c, vocabulary.count, context, layers.front().qkv.outputs, layers.front().up.outputs,
+                     batch_weight_bytes);
   ids = take(space.tokens * int64_t(sizeof(int32_t)), "tokens");
   positions = take(sizeof(int32_t), "position");
   attention_workspace =

@@ -44,8 +44,10 @@ struct BatchSpace {
   int64_t inputs = 0, scales = 0, weights = 0;               // operands
 
   BatchSpace() = default;
-  /// config: with the heads and the feed-forward values of the shard; n_vocab: outputs of its part of the head.
-  BatchSpace(const Config& config, int64_t n_vocab, int64_t context, int64_t qkv_outputs, int64_t up_outputs);
+  /// config: with the heads and the feed-forward values of the shard; n_vocab: outputs of its part of the head;
+  /// most_weight_bytes: CudaDecoderOptions::batch_weight_bytes.
+  BatchSpace(const Config& config, int64_t n_vocab, int64_t context, int64_t qkv_outputs, int64_t up_outputs,
+             int64_t most_weight_bytes);
   int64_t bytes() const { return x + attended + qkv + up + logits + inputs + scales + 2 * weights; }
 };
 
@@ -168,7 +170,7 @@ class CudaShard {
   cuda::Rows upload_rows(const kernels::WeightView& weights, ThreadPool& pool);
   Group make_group(std::span<const kernels::WeightView> parts, ThreadPool& pool);
   /// After all weights. from_host: the residual stream begins in `handed`.
-  void take_workspace(bool deterministic, bool from_host);
+  void take_workspace(bool deterministic, bool from_host, int64_t batch_weight_bytes);
   /// The plan in use of a run at a share left out, in percent.
   cuda::GemvPlan choose_plan(const ZigzagRun& run, int left_out) const;
   cuda::GroupsPlan choose_plan(const KeptRun& run) const;

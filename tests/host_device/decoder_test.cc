@@ -19,6 +19,7 @@
 #include "host_device/clock.h"
 #include "host_device/nccl/nccl.h"
 #include "host_device/peers.h"
+#include "host_device/products.h"
 #include "host_device/tape.h"
 #include "loaded_model.h"
 #include "model/cuda_decoder.h"
@@ -161,10 +162,13 @@ class HostDecoder : public testing::Test {
                                     bool deterministic = false, cuda::Plans plans = {}) {
     CudaDecoderOptions options;
     options.plans = std::move(plans);
-    options.context = kTokens;
-    options.progress = false;
     options.shards = shards;
     options.deterministic = deterministic;
+    return load(model, std::move(options), devices);
+  }
+  std::unique_ptr<CudaDecoder> load(test::LoadedModel& model, CudaDecoderOptions options, int64_t devices = 1) {
+    options.context = kTokens;
+    options.progress = false;
     cuda::Device* const all[] = {&first_, &second_};
     return CudaDecoder::load(model.checkpoint, model.pool, std::span(all).first(size_t(devices)), options);
   }
@@ -196,6 +200,29 @@ TEST_F(HostDecoder, ShardsGiveTheLogitsOfTheWhole) {
           EXPECT_THAT(two->explain(), HasSubstr(fmt::format("{} shards, 2 devices, NCCL 2.28.3", shards)));
           EXPECT_EQ(two->weight_bytes(), whole->weight_bytes());
         }
+      }
+    }
+  }
+}
+
+// Groups that are larger than the work space for their weights, with slices that begin within a part.
+TEST_F(HostDecoder, SlicesOfAGroupGiveTheSameBits) {
+  for (const Id id : {Id::f32, Id::zz8}) {
+    for (const bool biases : {false, true}) {
+      SCOPED_TRACE(fmt::format("{}, biases {}", layout::get(id).name, biases));
+      const Small small(id, biases);
+      test::products() = {};
+      const Logits whole = all_logits(*load(*small.model, {.batch_weight_bytes = int64_t{192} << 20}));
+      const test::Products of_whole = test::products();
+      EXPECT_EQ(of_whole.most_outputs, 2048);  // q, k and v
+      // 256 outputs of the widest input, 1024 values: 1024 outputs of the 256 that most groups read.
+      const int64_t least = cuda::operand_bytes(256, 1024);
+      for (const auto& [bytes, outputs] : {std::pair{int64_t{0}, 1024}, {least, 1024}, {least + least / 4, 1280}}) {
+        test::products() = {};
+        const Logits sliced = all_logits(*load(*small.model, {.batch_weight_bytes = bytes}));
+        EXPECT_TRUE(same_bits(sliced, whole)) << bytes;
+        EXPECT_EQ(test::products().most_outputs, outputs) << bytes;
+        EXPECT_GT(test::products().count, of_whole.count) << bytes;
       }
     }
   }

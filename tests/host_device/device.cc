@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "host_device/clock.h"
 #include "host_device/peers.h"
+#include "host_device/products.h"
 #include "host_device/tape.h"
 #include "kernels/cuda/beams.h"
 #include "kernels/cuda/calibration.h"
@@ -506,6 +507,8 @@ void launch_gemm_weights(const Device&, Stream&, const Rows& weights, int64_t fi
   for (int64_t n = 0; n < to.rows; ++n) std::copy_n(f32_row(weights, first + n), to.K, operand_row(to, n));
 }
 void launch_gemm(const Device&, Stream&, const GemmArgs& a) {
+  test::Products& products = test::products();
+  ++products.count, products.most_outputs = std::max(products.most_outputs, a.w.rows);
   for (int64_t m = 0; m < a.x.rows; ++m) {
     for (int64_t n = 0; n < a.w.rows; ++n) {
       double sum = a.bias != nullptr ? double(a.bias[n]) : 0.0;

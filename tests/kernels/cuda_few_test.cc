@@ -34,6 +34,21 @@ struct Loaded {
   static std::vector<std::byte> bytes_of(const HugeBuffer& buffer) {
     return {buffer.bytes().begin(), buffer.bytes().end()};
   }
+  /// Copies of `part` below each other.
+  Loaded(const Loaded& part, int64_t copies)
+      : codes(repeated(part.group.codes, columns_of(part) * form_of(part).code_bytes, copies)),
+        headers(repeated(part.group.headers, columns_of(part) * form_of(part).header_bytes, copies)) {
+    group.layout = part.group.layout, group.K = part.group.K, group.rows = part.group.rows * copies;
+  }
+  static int64_t columns_of(const Loaded& of) { return of.group.rows * of.group.K; }
+  static const cuda::ColumnForm& form_of(const Loaded& of) { return cuda::column_form(*of.group.layout); }
+  /// size: bytes without what lies behind the last copy.
+  static std::vector<std::byte> repeated(const HugeBuffer& buffer, int64_t size, int64_t copies) {
+    std::vector<std::byte> out;
+    for (int64_t i = 0; i < copies; ++i) out.insert(out.end(), buffer.data(), buffer.data() + size);
+    out.insert(out.end(), buffer.data() + size, buffer.data() + buffer.size());
+    return out;
+  }
   cuda::Columns columns() const { return {codes.data(), headers.data(), group.rows, group.K}; }
   cuda::PreparedGroup group;
   OnDevice<std::byte> codes, headers;
@@ -108,6 +123,25 @@ TEST_P(CudaGemvFew, ExactOnWholeNumbers) {
         }
       }
     }
+  }
+}
+
+TEST_P(CudaGemvFew, MoreBlocksThanTheDeviceHolds) {
+  LACUNA_NEED_DEVICE();
+  const int64_t K = 70, M = 3, held = device().info().multiprocessors * int64_t{4};
+  const test::Weight w = test::make_weight(GetParam(), {3 * 256, K}, 0, 10, true);
+  const Loaded part(w), there(part, (held * 5 / 2 + 2) / 3);
+  const std::vector<float> x = test::whole_inputs(M * K, 11);
+  std::vector<double> expected;
+  for (int64_t m = 0; m < M; ++m)
+    for (int64_t n = 0; n < 3 * 256; ++n) expected.push_back(reference(w, &x[size_t(m * K)], n));
+  for (const Way& way : {Way{}, Way{true, true}}) {
+    const std::vector<float> y = multiply(there, x, M, way);
+    const int64_t N = there.group.rows * 256;
+    for (int64_t i = 0; i < M * N; ++i)
+      ASSERT_EQ(double(y[size_t(i)]),
+                expected[size_t(i / N * 3 * 256 + i % N % (3 * 256))] + (way.biases ? double(i % N % 7) : 0.0))
+          << "token " << i / N << " output " << i % N;
   }
 }
 

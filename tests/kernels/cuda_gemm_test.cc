@@ -135,13 +135,35 @@ struct Weight {
       group = cuda::prepare_group({&view, 1}, pool());
       for (const auto from : {group.codes.bytes(), group.headers.bytes()})
         there.emplace_back(std::vector<std::byte>(from.begin(), from.end()));
-      cuda::launch_weight_scales(device(), stream(), l, columns(), scale.data());
     } else {
       std::vector<std::byte> prepared(size_t(N * cuda::row_places(l, K).row_bytes));
       cuda::prepare_rows(l, {N, K}, {}, bytes, pool(), prepared.data());
       there.emplace_back(prepared);
-      cuda::launch_weight_scales(device(), stream(), rows(), scale.data());
     }
+    find_scales();
+  }
+  /// Copies of `part` (of columns: whole superblock rows) below each other; its bytes are those of one.
+  Weight(const Weight& part, int64_t copies)
+      : l(part.l), N(part.N * copies), K(part.K), bytes(part.bytes), scale(size_t((N + 255) / 256 * 256)) {
+    group.rows = part.group.rows * copies;
+    for (size_t plane = 0; plane < part.there.size(); ++plane) {
+      const std::vector<std::byte> one = part.there[plane].values();
+      auto size = int64_t(one.size()), slack = int64_t{0};
+      if (l.zigzag) {  // the columns that kernels may read behind the last one
+        const cuda::ColumnForm& form = cuda::column_form(l);
+        size = part.group.rows * K * (plane == 0 ? form.code_bytes : form.header_bytes);
+        slack = int64_t(one.size()) - size;
+      }
+      there.emplace_back(size_t(size * copies + slack));
+      for (int64_t i = 0; i < copies; ++i) there.back().buffer().upload(one, i * size);
+    }
+    find_scales();
+  }
+  void find_scales() const {
+    if (l.zigzag)
+      cuda::launch_weight_scales(device(), stream(), l, columns(), scale.data());
+    else
+      cuda::launch_weight_scales(device(), stream(), rows(), scale.data());
   }
   cuda::Columns columns() const { return {there[0].data(), there[1].data(), group.rows, K}; }
   cuda::Rows rows() const { return {&l, there[0].data(), N, K}; }
@@ -375,6 +397,58 @@ TEST(CudaGemmRange, AModelsShape) {
     const int64_t K = 11008, N = 260, M = 70;
     const Weight w(l, N, K, random_bytes(l, N, K, 13));
     for (const GemmKernel kernel : kernels_here()) check(w, random_values(M * K, 14), M, {.kernel = kernel});
+  }
+}
+
+/// The product with copies of a part, all outputs of which are compared.
+void check_copies(const Weight& part, int64_t copies, int64_t M, const Run& how) {
+  const Weight w(part, copies);
+  const auto x = random_values(M * w.K, 21);
+  const auto got = multiply(w, x, M, how);
+  const Expected expected = expect(part, x, M, {});
+  const auto bias = random_values(how.bias ? w.N : 0, 5), before = random_values(how.add ? M * w.N : 0, 6);
+  for (size_t i = 0; i < got.size(); ++i) {
+    const size_t m = i / size_t(w.N), n = i % size_t(w.N), of_part = m * size_t(part.N) + n % size_t(part.N);
+    double sum = expected.y[of_part], bound = expected.bound[of_part];
+    for (const double more : {how.bias ? double(bias[n]) : 0.0, how.add ? double(before[i]) : 0.0})
+      sum += more, bound += 0x1p-21 * std::abs(more);
+    ASSERT_NEAR(got[i], sum, bound) << w.l.name << " M " << M << " N " << w.N << ": token " << m << " output " << n;
+  }
+}
+
+// More tiles than three rounds of blocks, with a last round that is not full: of one token's rows, of an even number
+// (blocks that share weights) and of an odd one.
+TEST(CudaGemmRange, BlocksThatTakeSeveralTiles) {
+  LACUNA_NEED_DEVICE();
+  const layout::Layout& l = layout::get(Id::f16);
+  const int64_t multiprocessors = device().info().multiprocessors, K = 200;
+  const Weight part(l, 331, K, random_bytes(l, 331, K, 22));
+  for (const int64_t M : {5, 130, 300}) {
+    const int64_t rounds = (M + 127) / 128, tiles = (3 * multiprocessors + 1 + rounds) / rounds;
+    const int64_t copies = (tiles * 128 + part.N - 1) / part.N;
+    for (const GemmKernel kernel : kernels_here())
+      check_copies(part, copies, M, {.kernel = kernel, .bias = true, .add = M > 128, .spare = M % 2});
+  }
+}
+
+// Three tiles a block, of four: gemm_columns.cu gives blocks several where 16 blocks a multiprocessor have enough.
+TEST(CudaGemmRange, ColumnsWhoseBlocksWriteSeveralTiles) {
+  LACUNA_NEED_DEVICE();
+  const int64_t K = 200, superblock_rows = 3 * 16 * device().info().multiprocessors / 4 + 1;
+  for (const Id id : {Id::zz3_k, Id::zz4_k, Id::zz8}) {
+    const layout::Layout& l = layout::get(id);
+    const Weight part(l, 5 * 256, K, random_bytes(l, 5 * 256, K, 23));
+    check_copies(part, (superblock_rows + 4) / 5, 3, {.bias = true});
+  }
+}
+
+TEST(CudaGemmRange, MoreRowsThanOneLaunchWrites) {
+  LACUNA_NEED_DEVICE();
+  const int64_t K = 256;
+  for (const Id id : {Id::bf16, Id::q8_0, Id::q6_K}) {
+    const layout::Layout& l = layout::get(id);
+    const Weight part(l, 331, K, random_bytes(l, 331, K, 24));
+    check_copies(part, 65536 / part.N + 1, 2, {.bias = true});
   }
 }
 

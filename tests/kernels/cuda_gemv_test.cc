@@ -93,6 +93,21 @@ class CudaGemv : public CudaTest, public testing::WithParamInterface<Id> {
     return out;
   }
 
+  /// Copies of `part` below each other.
+  Loaded copies(const Loaded& part, int64_t count) {
+    const cuda::ColumnForm& form = cuda::column_form(*part.group.layout);
+    const int64_t columns = part.group.rows * part.group.K;
+    Loaded out;
+    out.group.layout = part.group.layout, out.group.K = part.group.K, out.group.rows = part.group.rows * count;
+    out.codes = cuda::Buffer(device(), (columns * count + cuda::kSlackColumns) * form.code_bytes, "codes");
+    out.headers = cuda::Buffer(device(), columns * count * form.header_bytes, "headers");
+    for (int64_t i = 0; i < count; ++i) {  // each but the last writes over the slack of the one before
+      out.codes.upload(part.group.codes.bytes(), i * columns * form.code_bytes);
+      out.headers.upload(part.group.headers.bytes(), i * columns * form.header_bytes);
+    }
+    return out;
+  }
+
   struct Run {
     Inputs inputs = Inputs::dense;
     GemvPlan plan;
@@ -101,6 +116,7 @@ class CudaGemv : public CudaTest, public testing::WithParamInterface<Id> {
     bool deterministic = false;
     std::vector<float> norms = {};  // Inputs::threshold
     std::vector<float> up = {};     // dense and by threshold
+    int64_t cleared = 0;            // floats; 0: as many as there are outputs
   };
 
   /// One launch. Memory around y, and y itself where the launch may not rely on zeros, is poison; nothing beyond y is
@@ -108,7 +124,8 @@ class CudaGemv : public CudaTest, public testing::WithParamInterface<Id> {
   std::vector<float> run(const Loaded& w, const std::vector<float>& x, const Run& how) {
     constexpr size_t kGuard = 64;
     const size_t outputs = size_t(w.group.rows * 256);
-    std::vector<float> y(outputs + 2 * kGuard, kNan), zeroed(outputs + 2 * kGuard, kNan);
+    const size_t cleared = how.cleared > 0 ? size_t(how.cleared) : outputs;
+    std::vector<float> y(outputs + 2 * kGuard, kNan), zeroed(cleared + 2 * kGuard, kNan);
     if (!how.deterministic) std::fill_n(y.begin() + kGuard, outputs, 0.0f);
     const cuda::Buffer y_there = to_device(y), zero_there = to_device(zeroed), x_there = to_device(x);
     std::vector<int32_t> list = how.list;
@@ -134,16 +151,16 @@ class CudaGemv : public CudaTest, public testing::WithParamInterface<Id> {
     args.count = count_there.as<int32_t>();
     args.y = y_there.as<float>() + kGuard;
     args.zero = zero_there.as<float>() + kGuard;
-    args.zero_count = int64_t(outputs);
+    args.zero_count = int64_t(cleared);
     if (how.deterministic) args.workspace = {partial.as<float>(), arrived.as<uint32_t>()};
     cuda::launch_gemv(device(), stream(), *w.group.layout, how.plan, args);
     stream().synchronize();
     y = to_host<float>(y_there), zeroed = to_host<float>(zero_there);
     for (size_t i = 0; i < kGuard; ++i) {
       EXPECT_TRUE(std::isnan(y[i]) && std::isnan(y[kGuard + outputs + i])) << "written outside y";
-      EXPECT_TRUE(std::isnan(zeroed[i]) && std::isnan(zeroed[kGuard + outputs + i])) << "cleared too much";
+      EXPECT_TRUE(std::isnan(zeroed[i]) && std::isnan(zeroed[kGuard + cleared + i])) << "cleared too much";
     }
-    for (size_t i = 0; i < outputs; ++i) EXPECT_EQ(std::bit_cast<uint32_t>(zeroed[kGuard + i]), 0u) << i;
+    for (size_t i = 0; i < cleared; ++i) EXPECT_EQ(std::bit_cast<uint32_t>(zeroed[kGuard + i]), 0u) << i;
     for (const uint32_t count : to_host<uint32_t>(arrived)) EXPECT_EQ(count, 0u);
     return {y.begin() + kGuard, y.begin() + kGuard + std::ptrdiff_t(outputs)};
   }
@@ -204,6 +221,44 @@ TEST_P(CudaGemv, ExactOnWholeNumbersOfALayer) {
                    for (int64_t n = 0; n < shape.N; ++n)
                      ASSERT_EQ(double(y[size_t(n)]), expected[size_t(n)]) << "output " << n << ", " << how;
                  });
+  }
+}
+
+// Two segments of each row and more than twice as many blocks as the device holds at a time, so that blocks of a row
+// may run far apart.
+TEST_P(CudaGemv, MoreBlocksThanTheDeviceHolds) {
+  constexpr int64_t K = 70;
+  const Weight w = make_weight(GetParam(), {3 * 256, K}, 0, 16, true);
+  const Loaded part = load(w.view);
+  const std::vector<float> x = whole_inputs(K, 17);
+  const std::vector<int32_t> active = active_of(x, 1.5f);
+  const std::vector<double> dense = reference(w, x, every(K)), sparse = reference(w, x, active);
+  for (GemvPlan plan : cuda::kernel_plans(layout::get(GetParam()))) {
+    plan.segments = 2;
+    const int64_t held = device().info().multiprocessors * int64_t{plan.resident} / plan.warps;
+    const Loaded there = copies(part, (held * 5 / 4 + 2) / 3);
+    for (const Inputs inputs : {Inputs::dense, Inputs::threshold, Inputs::list})
+      for (const bool deterministic : {false, true}) {
+        const std::vector<float> y = run(there, x, {inputs, plan, 1.5f, active, deterministic});
+        const std::vector<double>& expected = inputs == Inputs::dense ? dense : sparse;
+        for (size_t n = 0; n < y.size(); ++n)
+          ASSERT_EQ(double(y[n]), expected[n % expected.size()]) << "output " << n << ", " << describe(plan);
+      }
+  }
+}
+
+// What a wide product clears for a launch after it: more than its threads take at a time.
+TEST_P(CudaGemv, ClearsMoreThanItsThreadsAtOnce) {
+  const Weight w = make_weight(GetParam(), {256, 40}, 0, 18, true);
+  const Loaded there = load(w.view);
+  const std::vector<float> x = whole_inputs(40, 19);
+  const std::vector<double> expected = reference(w, x, every(40));
+  for (GemvPlan plan : cuda::kernel_plans(layout::get(GetParam()))) {
+    plan.segments = 1;
+    Run how = {.inputs = Inputs::dense, .plan = plan, .list = {}};
+    how.cleared = plan.warps * 32 * 4 * 5 / 2 + 4;
+    const std::vector<float> y = run(there, x, how);
+    for (size_t n = 0; n < y.size(); ++n) ASSERT_EQ(double(y[n]), expected[n]) << n << ", " << describe(plan);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/error.h"
@@ -325,34 +326,51 @@ TEST(CudaGroups, WhatIsNotFiniteShows) {
   }
 }
 
+/// Outputs [first, first + rows) as an operand, and that nothing behind it is written.
+void expect_operand(const Uploaded& w, int64_t first, int64_t rows) {
+  const int64_t K = w.prepared.K, tiles = (K + 63) / 64;
+  const OnDevice<float> scale(w.prepared.scale);
+  OnDevice<std::byte> operand(size_t(cuda::operand_bytes(rows, K)) + 256);
+  cuda::launch_gemm_weights(device(), stream(), w.layout(), w.groups(), first,
+                            {operand.data(), scale.data() + first, rows, K});
+  const std::vector<std::byte> bytes = operand.values();
+  for (size_t i = bytes.size() - 256; i < bytes.size(); ++i) ASSERT_EQ(bytes[i], std::byte{0xff});
+  for (int64_t n = 0; n < rows; ++n) {
+    for (int64_t k = 0; k < tiles * 64; ++k) {
+      const int64_t tile = n / 128 * tiles + k / 64, piece = k % 64 / 8;
+      f16 half;
+      std::memcpy(&half, &bytes[size_t(tile * 16384 + n % 128 * 128 + (piece ^ (n % 8)) * 16 + k % 8 * 2)], 2);
+      const float want = k < K ? w.parts[0].decoded[size_t((first + n) * K + k)] : 0;
+      const float got = to_float(half) * w.prepared.scale[size_t(first + n)];
+      ASSERT_LE(std::fabs(got - want), std::fabs(want) * 0x1p-11f + 1e-12f)
+          << w.layout().name << " g" << w.prepared.group << " [" << n << ", " << k << "]";
+    }
+  }
+}
+
 TEST(CudaGroups, OperandsHoldTheWeights) {
   LACUNA_NEED_DEVICE();
   for (const Id id : {Id::gs2, Id::gs3, Id::gs4, Id::gs8, Id::gs16}) {
     for (const int64_t g : {8, 16, 32, 64, 128}) {
       if (test::emulated() && g > 32) continue;
-      const int64_t K = 5 * g + 3, tiles = (K + 63) / 64;
-      for (const GroupsForm form : forms(id, g)) {
-        const Uploaded w({test::grouped_weight(id, 560, K, 1, {.group_size = g, .sparsity = 0.5})}, form);
-        const OnDevice<float> scale(w.prepared.scale);
-        const int64_t first = 256, rows = 300;
-        OnDevice<std::byte> operand(size_t(cuda::operand_bytes(rows, K)) + 256);
-        cuda::launch_gemm_weights(device(), stream(), w.layout(), w.groups(), first,
-                                  {operand.data(), scale.data() + first, rows, K});
-        const std::vector<std::byte> bytes = operand.values();
-        for (size_t i = bytes.size() - 256; i < bytes.size(); ++i) ASSERT_EQ(bytes[i], std::byte{0xff});
-        for (int64_t n = 0; n < rows; ++n) {
-          for (int64_t k = 0; k < tiles * 64; ++k) {
-            const int64_t tile = n / 128 * tiles + k / 64, piece = k % 64 / 8;
-            f16 half;
-            std::memcpy(&half, &bytes[size_t(tile * 16384 + n % 128 * 128 + (piece ^ (n % 8)) * 16 + k % 8 * 2)], 2);
-            const float want = k < K ? w.parts[0].decoded[size_t((first + n) * K + k)] : 0;
-            const float got = to_float(half) * w.prepared.scale[size_t(first + n)];
-            ASSERT_LE(std::fabs(got - want), std::fabs(want) * 0x1p-11f + 1e-12f)
-                << w.layout().name << " g" << g << " [" << n << ", " << k << "]";
-          }
-        }
-      }
+      for (const GroupsForm form : forms(id, g))
+        expect_operand(
+            Uploaded({test::grouped_weight(id, 560, 5 * g + 3, 1, {.group_size = g, .sparsity = 0.5})}, form), 256,
+            300);
     }
+  }
+}
+
+// All warps of a launch, 32 a multiprocessor, take fewer chunks or records at a time than there are: 128 groups are a
+// chunk, 64 a record. The zeros before them take several rounds too.
+TEST(CudaGroups, WarpsWriteSeveralPartsOfAnOperand) {
+  LACUNA_NEED_DEVICE();
+  const int64_t K = 96 * device().info().multiprocessors;
+  for (const auto& [id, g, form] :
+       {std::tuple{Id::gs2, 8, GroupsForm::chunks}, std::tuple{Id::gs4, 16, GroupsForm::units}}) {
+    const Uploaded w({test::grouped_weight(id, 512, K, 4, {.group_size = g, .dropped_row = 3})}, form);
+    ASSERT_GT(w.groups().count, 40 * device().info().multiprocessors);
+    expect_operand(w, 0, 512);
   }
 }
 

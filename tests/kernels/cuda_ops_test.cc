@@ -269,6 +269,32 @@ TEST(CudaOps, Add) {
   }
 }
 
+// More values than all blocks of a launch take at a time, which is 8192 for each multiprocessor.
+TEST(CudaOps, MoreValuesThanBlocksTakeAtOnce) {
+  LACUNA_NEED_DEVICE();
+  const int64_t count = 20000 * device().info().multiprocessors + 3;
+  auto x = random(count, 11, 4);
+  const auto y = random(count, 12);
+  const OnDevice<float> x_there(x), y_there(y), out(static_cast<size_t>(count));
+  cuda::GateArgs gate;
+  gate.gate = cuda::Gate::relu;
+  gate.x = x_there.data();
+  gate.out = out.data();
+  gate.count = count;
+  cuda::launch_gate(device(), stream(), gate);
+  const auto gated = out.values();
+  for (size_t k = 0; k < x.size(); ++k) ASSERT_EQ(gated[k], std::max(x[k], 0.0f)) << k;
+
+  const OnDevice<unsigned long long> inactive(std::vector<unsigned long long>{3});
+  cuda::launch_count_inactive(device(), stream(), x_there.data(), count, nullptr, 0.5f, inactive.data());
+  const auto below = std::ranges::count_if(x, [](float v) { return std::abs(v) < 0.5f; });
+  EXPECT_EQ(inactive.values()[0], 3 + static_cast<unsigned long long>(below));
+
+  cuda::launch_add(device(), stream(), y_there.data(), count, x_there.data());
+  for (size_t k = 0; k < x.size(); ++k) x[k] += y[k];
+  EXPECT_EQ(x_there.values(), x);
+}
+
 // ---- heads and attention ----
 
 class CudaHeads : public testing::TestWithParam<HeadCase> {};
@@ -477,7 +503,9 @@ TEST(CudaOps, Argmax) {
   workspace.buffer().fill(0);
   const OnDevice<int32_t> ids(size_t{3}), position(std::vector<int32_t>{41});
   int32_t at = 41;
-  for (const int64_t N : {1, 2, 5, 1023, 32000, 151936}) {
+  // Of the last one threads take several values: more than 2048 a multiprocessor.
+  const int64_t most = 5000 * device().info().multiprocessors + 1;
+  for (const int64_t N : {int64_t{1}, int64_t{2}, int64_t{5}, int64_t{1023}, int64_t{32000}, int64_t{151936}, most}) {
     for (uint64_t seed = 0; seed < 4; ++seed) {
       auto x = random(3 * N, seed);
       for (float& v : x) v = std::round(v * 4);  // ties

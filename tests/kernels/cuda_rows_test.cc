@@ -280,6 +280,76 @@ TEST_P(EachLayout, ProductsOfAFewTokensAreTheReference) {
   }
 }
 
+// Three parts whose rows are copies of `outputs` ones: teams take several groups of rows each, with one warp a row and
+// with several, whose shares of one row must not meet those of the next.
+TEST_P(EachLayout, TeamsOfManyRows) {
+  LACUNA_NEED_DEVICE();
+  const layout::Layout& l = layout::get(GetParam());
+  const int64_t K = l.block_cols == 1 ? 1030 : 1280, outputs = 97, multiprocessors = device().info().multiprocessors;
+  const auto bytes = random_rows(l, outputs, K, 17), canonical = prepared(l, outputs, K, bytes);
+  const auto size = magnitudes(l, outputs, K, bytes);
+  const int64_t x_stride = (K + 7) / 4 * 4, most_rows = 320 * multiprocessors;
+  auto x = random_values(3 * x_stride, 18);
+  const OnDevice<float> x_there(x);
+  OnDevice<std::byte> weights(size_t((most_rows / outputs + 1)) * canonical.size());
+  for (int64_t at = 0; at < weights.buffer().bytes(); at += int64_t(canonical.size()))
+    weights.buffer().upload(canonical, at);
+  struct Case {
+    int64_t M;
+    float threshold;
+  };
+  for (const auto& [M, threshold] : {Case{1, 0}, {1, 0.5f}, {3, 0}}) {
+    for (float& v : x)
+      if (std::abs(v) < threshold) v = 0;
+    std::vector<float> expected(size_t(M * outputs));
+    std::vector<double> bound(expected.size());
+    for (int64_t m = 0; m < M; ++m) {
+      const float* const token = &x[size_t(m * x_stride)];
+      kernels::reference_linear({"w", &l, {outputs, K}, bytes}, {token, 1, K},
+                                {&expected[size_t(m * outputs)], outputs});
+      for (int64_t n = 0; n < outputs; ++n) {
+        const auto i = size_t(m * outputs + n);
+        double sum = 0;
+        for (int64_t k = 0; k < K; ++k) sum += double(size[size_t(n * K + k)]) * std::abs(double(token[k]));
+        bound[i] = rounding_bound(K) * sum + 0x1p-22 * std::abs(double(expected[i])) + 1e-30;
+      }
+    }
+    for (const int64_t rows : {40 * multiprocessors, 80 * multiprocessors, most_rows}) {
+      const int64_t y_stride = 2 * rows + 3;
+      const OnDevice<float> y(size_t(M * y_stride));
+      std::vector<cuda::RowsPart> parts;
+      int64_t at = 0;
+      for (const int64_t N : {rows / 3, int64_t{3}, rows - rows / 3}) {
+        parts.push_back({{&l, weights.data(), N, K}, nullptr, y.data() + at});
+        at += N;
+      }
+      cuda::RowsArgs args;
+      args.parts = parts;
+      args.x = x_there.data();
+      args.threshold = threshold;
+      args.M = M;
+      args.x_stride = x_stride;
+      args.y_stride = y_stride;
+      cuda::launch_rows(device(), stream(), args);
+      const auto got = y.values();
+      for (int64_t m = 0; m < M; ++m) {
+        int64_t first = 0;
+        for (const cuda::RowsPart& part : parts) {
+          for (int64_t n = 0; n < part.weights.N; ++n) {
+            const auto i = size_t(m * outputs + n % outputs);
+            ASSERT_NEAR(got[size_t(m * y_stride + first + n)], expected[i], bound[i])
+                << l.name << ": " << rows << " rows, token " << m << " of " << M << ", output " << first + n
+                << ", threshold " << threshold;
+          }
+          first += part.weights.N;
+        }
+        for (int64_t n = first; n < y_stride; ++n) ASSERT_TRUE(std::isnan(got[size_t(m * y_stride + n)])) << n;
+      }
+    }
+    x = random_values(3 * x_stride, 18);
+  }
+}
+
 TEST_P(EachLayout, InactiveInputsAreZeros) {
   LACUNA_NEED_DEVICE();
   const layout::Layout& l = layout::get(GetParam());

@@ -23,6 +23,7 @@
 #include "io/gguf_writer.h"
 #include "io/quantize.h"
 #include "kernels/cuda/exchange.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda_support.h"
 #include "model/beam_search.h"
 #include "model/cuda_shard.h"
@@ -124,6 +125,18 @@ class CudaDecoderTest : public test::CudaTest {
     options.context = kTokens;
     return CudaDecoder::load(model.checkpoint, model.pool, device(), options);
   }
+  /// Of what `compress` and `quantize` make with groups, with and without biases, in any order of sums and in a fixed
+  /// one.
+  void expect_logits_of_the_cpu(layout::Id id, int64_t group_size) {
+    for (const char* name : {"llama_mha", "qwen2_heads_of_8"}) {
+      const Zigzag stored(name, id, {.group_size = group_size});
+      for (const bool deterministic : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} in {}, fixed order {}", name, layout::get(id).name, deterministic));
+        const auto gpu = load(*stored.model, {.deterministic = deterministic});
+        EXPECT_LT(worst_difference(*stored.model->decoder, *gpu), 0.03);
+      }
+    }
+  }
 };
 
 // Weights that are not rounded further: what differs is the order of float sums (1e-6 each) over a few layers and the
@@ -159,24 +172,20 @@ TEST_F(CudaDecoderTest, EveryZigzagLayoutsLogitsAreThoseOfTheCpu) {
   }
 }
 
-// What `compress` and `quantize` make with groups, with and without biases, in any order of sums and in a fixed one.
-TEST_F(CudaDecoderTest, GroupedAndGroupSparseLogitsAreThoseOfTheCpu) {
+TEST_F(CudaDecoderTest, GroupedLogitsAreThoseOfTheCpu) {
   using layout::Id;
-  const std::pair<Id, int64_t> layouts[] = {{Id::gq2, 32}, {Id::gq3, 0},   {Id::gq4, 16}, {Id::gq8, 32},
-                                            {Id::bm4, 32}, {Id::bm16, 0},  {Id::gs2, 16}, {Id::gs3, 32},
-                                            {Id::gs4, 16}, {Id::gs8, 128}, {Id::gs16, 8}};
-  for (const char* name : {"llama_mha", "qwen2_heads_of_8"}) {
-    for (const auto& [id, group_size] : layouts) {
-      SCOPED_TRACE(fmt::format("{} in {}", name, layout::get(id).name));
-      const Zigzag stored(name, id, {.group_size = group_size});
-      const auto gpu = load(*stored.model);
-      EXPECT_LT(worst_difference(*stored.model->decoder, *gpu), 0.03);
-      EXPECT_LT(worst_difference(*stored.model->decoder, *load(*stored.model, {.deterministic = true})), 0.03);
-      if (id == Id::gs4) {
-        EXPECT_THAT(gpu->explain(), HasSubstr("attn_q, attn_k, attn_v: gs4 with groups of 16, stream-K, "));
-      }
-    }
-  }
+  for (const auto& [id, group_size] :
+       {std::pair<Id, int64_t>{Id::gq2, 32}, {Id::gq3, 0}, {Id::gq4, 16}, {Id::gq8, 32}, {Id::bm4, 32}, {Id::bm16, 0}})
+    expect_logits_of_the_cpu(id, group_size);
+}
+
+TEST_F(CudaDecoderTest, GroupSparseLogitsAreThoseOfTheCpu) {
+  using layout::Id;
+  for (const auto& [id, group_size] :
+       {std::pair<Id, int64_t>{Id::gs2, 16}, {Id::gs3, 32}, {Id::gs4, 16}, {Id::gs8, 128}, {Id::gs16, 8}})
+    expect_logits_of_the_cpu(id, group_size);
+  EXPECT_THAT(load(*Zigzag("llama_mha", Id::gs4, {.group_size = 16}).model)->explain(),
+              HasSubstr("attn_q, attn_k, attn_v: gs4 with groups of 16, stream-K, "));
 }
 
 // What `quantize --layout zigzag` makes of a file with a mix, and more: runs of one and of two parts, in any place, row
@@ -224,38 +233,43 @@ Thresholds third_by_norms(const Config& config) {
   return thresholds;
 }
 
-// Every run and every row part of a group leaves out an input's values: all of them, so that none lies near the
-// threshold. In these small models one that does moves the logits by half of their size, on the CPU alone too.
-TEST_F(CudaDecoderTest, MixedLeavesOutWhatTheCpuLeavesOut) {
-  using layout::Id;
-  for (const Id value : {Id::zz6_k, Id::f16}) {
-    SCOPED_TRACE(layout::get(value).name);
-    const Mixed mixed("llama_mha", {{"attn_v", value}, {"0.ffn_up", value}, {"1.ffn_down", Id::zz6_k}});
-    Model& model = *mixed.model;
-    const auto gpu = load(model);
-    for (size_t layer = 0; layer < 2; ++layer) {
-      for (size_t input = 0; input < kInputs; ++input) {
-        SCOPED_TRACE(fmt::format("layer {}, input {}", layer, input));
-        Thresholds thresholds;
-        thresholds.t.assign(size_t(model.decoder->config().n_layers), {});
-        thresholds.t[layer][input] = 1e30f;
-        model.decoder->set_sparsity(SparsityOptions{thresholds, 2, false});
-        gpu->set_sparsity(SparsityOptions{thresholds, 2, false});
-        gpu->truncate(0);
-        EXPECT_LT(worst_difference(*model.decoder, *gpu),
-                  kSparseBound);  // the gate is taken by the product where that can
-        gpu->count_inputs(true);
-        gpu->truncate(0);
-        EXPECT_LT(worst_difference(*model.decoder, *gpu), kSparseBound);  // in a launch of its own
-        EXPECT_GT(gpu->sparsity_counts().share(), 0);
-        EXPECT_DOUBLE_EQ(gpu->sparsity_counts().share(), model.decoder->sparsity_counts().share());
-        model.decoder->set_sparsity(std::nullopt);
-        gpu->truncate(0);
-        EXPECT_GT(worst_difference(*model.decoder, *gpu), 0.1);  // the device still leaves inputs out
-        gpu->count_inputs(false);
-      }
+/// Every run and every row part of a group leaves out an input's values: all of them, so that none lies near the
+/// threshold. In these small models one that does moves the logits by half of their size, on the CPU alone too.
+void expect_left_out_as_on_the_cpu(Model& model, CudaDecoder& gpu) {
+  for (size_t layer = 0; layer < 2; ++layer) {
+    for (size_t input = 0; input < kInputs; ++input) {
+      SCOPED_TRACE(fmt::format("layer {}, input {}", layer, input));
+      Thresholds thresholds;
+      thresholds.t.assign(size_t(model.decoder->config().n_layers), {});
+      thresholds.t[layer][input] = 1e30f;
+      model.decoder->set_sparsity(SparsityOptions{thresholds, 2, false});
+      gpu.set_sparsity(SparsityOptions{thresholds, 2, false});
+      gpu.truncate(0);
+      EXPECT_LT(worst_difference(*model.decoder, gpu),
+                kSparseBound);  // the gate is taken by the product where that can
+      gpu.count_inputs(true);
+      gpu.truncate(0);
+      EXPECT_LT(worst_difference(*model.decoder, gpu), kSparseBound);  // in a launch of its own
+      EXPECT_GT(gpu.sparsity_counts().share(), 0);
+      EXPECT_DOUBLE_EQ(gpu.sparsity_counts().share(), model.decoder->sparsity_counts().share());
+      model.decoder->set_sparsity(std::nullopt);
+      gpu.truncate(0);
+      EXPECT_GT(worst_difference(*model.decoder, gpu), 0.1);  // the device still leaves inputs out
+      gpu.count_inputs(false);
     }
   }
+}
+
+TEST_F(CudaDecoderTest, MixedLeavesOutWhatTheCpuLeavesOut) {
+  using layout::Id;
+  const Mixed mixed("llama_mha", {{"attn_v", Id::zz6_k}, {"0.ffn_up", Id::zz6_k}, {"1.ffn_down", Id::zz6_k}});
+  expect_left_out_as_on_the_cpu(*mixed.model, *load(*mixed.model));
+}
+
+TEST_F(CudaDecoderTest, MixedWithRowsLeavesOutWhatTheCpuLeavesOut) {
+  using layout::Id;
+  const Mixed mixed("llama_mha", {{"attn_v", Id::f16}, {"0.ffn_up", Id::f16}, {"1.ffn_down", Id::zz6_k}});
+  expect_left_out_as_on_the_cpu(*mixed.model, *load(*mixed.model));
 }
 
 // Biases come with the sums here, not before them.
@@ -678,72 +692,115 @@ std::vector<std::vector<float>> one_by_one(CudaDecoder& gpu, std::span<const int
   return out;
 }
 
-// A batch rounds weights and inputs to f16, which leaves a product off by 4e-4 of its size (root mean square: two
-// roundings of 2^-11 at most); these small models make up to 15 times as much of it, and more on a token of 58. The
-// products of single tokens with zigzag weights are off by 1.2e-3 themselves. Largest on an H200: 0.012.
-TEST_F(CudaDecoderTest, BatchesGiveTheLogitsOfSingleTokens) {
-  const auto check = [&](Model& model, double limit) {
-    CudaDecoderOptions options;
-    options.context = 60;
-    options.progress = false;
-    const auto gpu = CudaDecoder::load(model.checkpoint, model.pool, device(), options);
-    const std::vector<int32_t> ids = some_ids(58, model.decoder->config().n_vocab);
-    const auto expected = one_by_one(*gpu, ids);
-    double worst = 0;
-    // Pieces of all kinds: what is shorter than a batch goes one by one, between batches and after them.
-    for (const std::vector<int64_t>& pieces : {std::vector<int64_t>{58}, {17, 1, 3, 5, 8, 24}, {9, 12, 37}, {5, 53}}) {
-      gpu->truncate(0);
-      int64_t at = 0;
-      for (const int64_t n : pieces) {
-        const auto piece = std::span(ids).subspan(size_t(at), size_t(n));
-        at += n;
-        if (n == 12) {
-          gpu->append(piece);
-          continue;
-        }
-        worst = std::max(worst, difference(expected[size_t(at - 1)], gpu->forward(piece)));
-        EXPECT_EQ(gpu->length(), at);
+/// A batch rounds weights and inputs to f16, which leaves a product off by 4e-4 of its size (root mean square: two
+/// roundings of 2^-11 at most); these small models make up to 15 times as much of it, and more on a token of 58. The
+/// products of single tokens with zigzag weights are off by 1.2e-3 themselves. Largest on an H200: 0.012.
+void expect_batches_of_single_tokens(Model& model, cuda::Device& device) {
+  CudaDecoderOptions options;
+  options.context = 60;
+  options.progress = false;
+  const auto gpu = CudaDecoder::load(model.checkpoint, model.pool, device, options);
+  const std::vector<int32_t> ids = some_ids(58, model.decoder->config().n_vocab);
+  const auto expected = one_by_one(*gpu, ids);
+  double worst = 0;
+  // Pieces of all kinds: what is shorter than a batch goes one by one, between batches and after them.
+  for (const std::vector<int64_t>& pieces : {std::vector<int64_t>{58}, {17, 1, 3, 5, 8, 24}, {9, 12, 37}, {5, 53}}) {
+    gpu->truncate(0);
+    int64_t at = 0;
+    for (const int64_t n : pieces) {
+      const auto piece = std::span(ids).subspan(size_t(at), size_t(n));
+      at += n;
+      if (n == 12) {
+        gpu->append(piece);
+        continue;
       }
+      worst = std::max(worst, difference(expected[size_t(at - 1)], gpu->forward(piece)));
+      EXPECT_EQ(gpu->length(), at);
     }
-    // Single tokens after a batch, as generation goes on after a prompt; then a batch over what was truncated.
-    gpu->truncate(0);
-    gpu->append(std::span(ids).first(33));
-    for (size_t t = 33; t < 40; ++t) worst = std::max(worst, difference(expected[t], gpu->forward({&ids[t], 1})));
-    gpu->truncate(20);
-    worst = std::max(worst, difference(expected[49], gpu->forward(std::span(ids).subspan(20, 30))));
-    // Every token's logits, in order.
-    gpu->truncate(0);
-    int64_t scored = 0;
-    gpu->score(ids, [&](int64_t first, int64_t n, const float* logits) {
-      EXPECT_EQ(first, scored);
-      scored += n;
-      const auto n_vocab = size_t(model.decoder->config().n_vocab);
-      for (int64_t t = 0; t < n; ++t)
-        worst = std::max(worst, difference(expected[size_t(first + t)], {logits + size_t(t) * n_vocab, n_vocab}));
-    });
-    EXPECT_EQ(scored, 58);
-    EXPECT_EQ(gpu->length(), 58);
-    EXPECT_LT(worst, limit);
-    EXPECT_GT(worst, 0);
-    RecordProperty("worst", std::to_string(worst));
-  };
+  }
+  // Single tokens after a batch, as generation goes on after a prompt; then a batch over what was truncated.
+  gpu->truncate(0);
+  gpu->append(std::span(ids).first(33));
+  for (size_t t = 33; t < 40; ++t) worst = std::max(worst, difference(expected[t], gpu->forward({&ids[t], 1})));
+  gpu->truncate(20);
+  worst = std::max(worst, difference(expected[49], gpu->forward(std::span(ids).subspan(20, 30))));
+  // Every token's logits, in order.
+  gpu->truncate(0);
+  int64_t scored = 0;
+  gpu->score(ids, [&](int64_t first, int64_t n, const float* logits) {
+    EXPECT_EQ(first, scored);
+    scored += n;
+    const auto n_vocab = size_t(model.decoder->config().n_vocab);
+    for (int64_t t = 0; t < n; ++t)
+      worst = std::max(worst, difference(expected[size_t(first + t)], {logits + size_t(t) * n_vocab, n_vocab}));
+  });
+  EXPECT_EQ(scored, 58);
+  EXPECT_EQ(gpu->length(), 58);
+  EXPECT_LT(worst, 0.03);
+  EXPECT_GT(worst, 0);
+  testing::Test::RecordProperty("worst", std::to_string(worst));
+}
+
+TEST_F(CudaDecoderTest, BatchesGiveTheLogitsOfSingleTokens) {
   for (const char* name : {"llama_mha", "llama_gqa_rope_llama3", "llama_bf16", "llama_f16", "llama_rope_yarn", "qwen3",
                            "qwen2_heads_of_8", "mistral_heads_of_8"}) {
     SCOPED_TRACE(name);
     Model model(test::fixture(std::string("hf/") + name));
-    check(model, 0.03);
+    expect_batches_of_single_tokens(model, device());
   }
+}
+
+TEST_F(CudaDecoderTest, ZigzagBatchesGiveTheLogitsOfSingleTokens) {
   for (const char* name : {"llama_mha", "qwen2_heads_of_8"}) {
     SCOPED_TRACE(name);
-    const Zigzag zigzag(name);
-    check(*zigzag.model, 0.03);
+    expect_batches_of_single_tokens(*Zigzag(name).model, device());
     // Runs of several layouts, and row parts, in one operand.
     using layout::Id;
     const Mixed mixed(
         name, {{"0.attn_q", Id::f16}, {"0.attn_v", Id::zz6_k}, {"ffn_gate", Id::zz6_k}, {"1.ffn_down", Id::f16}});
-    check(*mixed.model, 0.03);
-    for (const auto& [id, group_size] : {std::pair<Id, int64_t>{Id::gs4, 16}, {Id::gs16, 8}, {Id::gq4, 32}})
-      check(*Zigzag(name, id, {.group_size = group_size}).model, 0.03);
+    expect_batches_of_single_tokens(*mixed.model, device());
+  }
+}
+
+TEST_F(CudaDecoderTest, GroupedAndGroupSparseBatchesGiveTheLogitsOfSingleTokens) {
+  using layout::Id;
+  for (const char* name : {"llama_mha", "qwen2_heads_of_8"}) {
+    for (const auto& [id, group_size] : {std::pair<Id, int64_t>{Id::gs4, 16}, {Id::gs16, 8}, {Id::gq4, 32}}) {
+      SCOPED_TRACE(fmt::format("{} in {}", name, layout::get(id).name));
+      expect_batches_of_single_tokens(*Zigzag(name, id, {.group_size = group_size}).model, device());
+    }
+  }
+}
+
+// Groups that are larger than the work space for their weights, with slices that begin within a part: each output is
+// the same sum wherever its slice begins.
+TEST_F(CudaDecoderTest, SlicesOfAGroupGiveTheSameBits) {
+  const ModelShape shape = {"sliced", "llama", 2, 256, 8, 4, 128, 768, 3001, 64, 1e-5, 10000, 1, false, false};
+  using layout::Id;
+  for (const auto& [id, group_size] : {std::pair{Id::f16, int64_t{0}}, {Id::q4_K, 0}, {Id::zz4_k, 0}, {Id::gs4, 16}}) {
+    SCOPED_TRACE(layout::get(id).name);
+    test::TempDir folder;
+    const std::string path = (folder.path() / "sliced.gguf").string();
+    ThreadPool pool(2);
+    synthesize(shape, path,
+               {.layout = id, .head_layout = Id::f16, .params = {.group_size = group_size}, .progress = false}, pool);
+    Model model(path);
+    const std::vector<int32_t> ids = some_ids(60, shape.n_vocab);
+    const auto scored = [&](const CudaDecoderOptions& options) {
+      const auto gpu = load(model, options);
+      std::vector<float> out;
+      gpu->score(std::span(ids).first(size_t(kTokens)), [&](int64_t, int64_t count, const float* logits) {
+        out.insert(out.end(), logits, logits + count * shape.n_vocab);
+      });
+      return out;
+    };
+    // 256 outputs of 1024 inputs: 1024 of the 256 inputs that most groups read; and a fourth more.
+    const int64_t least = cuda::operand_bytes(256, 1024);
+    const std::vector<float> whole = scored({});
+    for (const int64_t bytes : {int64_t{0}, least, least + least / 4})
+      EXPECT_TRUE(std::ranges::equal(scored({.batch_weight_bytes = bytes}), whole, [](float a, float b) {
+        return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+      })) << bytes;
   }
 }
 
