@@ -75,9 +75,9 @@ struct Turn {
   }
 };
 
-/// A barrier of each stage: what was brought is there; this block has read it; the cluster's other blocks have read
-/// what they have of the same tokens. The last two are apart so that racecheck, which does not see arrivals from other
-/// blocks, can tell when the first is over.
+/// A barrier of each stage: what was brought is there; each thread of this block has read it; warps of the cluster's
+/// other blocks have read what they have of the same tokens. Every thread arrives by itself, which takes no longer than
+/// one for its warp (H200) and is an order that racecheck sees: the compiler leaves no instruction of a warp's barrier.
 struct Barriers {
   uint64_t *full, *empty, *empty_elsewhere;
 
@@ -436,15 +436,15 @@ class Consumer {
   }
 
  private:
-  /// Each warp, once its lanes have read what is announced and the metadata.
+  /// Once the thread has read what is announced and the metadata. Elsewhere only the tokens matter, which no thread
+  /// reads: one lane of a warp tells that its products are done.
   __device__ __forceinline__ void release(int s) const {
-    const int lane = int(threadIdx.x) % 32;
-    __syncwarp();
-    if (lane >= S::kCluster) return;
-    if (S::kCluster == 1 || lane == int(blockIdx.x) % S::kCluster)
-      arrive(barriers_.empty + s);
-    else
-      arrive_at(barriers_.empty_elsewhere + s, lane);
+    arrive(barriers_.empty + s);
+    if constexpr (S::kCluster > 1) {
+      const int lane = int(threadIdx.x) % 32;
+      __syncwarp();
+      if (lane < S::kCluster && lane != int(blockIdx.x) % S::kCluster) arrive_at(barriers_.empty_elsewhere + s, lane);
+    }
   }
   template <int kSums>
   __device__ __forceinline__ void write(const float (&sums)[kSums], const Results& results) const {
@@ -488,7 +488,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::kStages; ++s) {
       init_barrier(barriers.full + s, 1);
-      init_barrier(barriers.empty + s, kGroups * kWarps);
+      init_barrier(barriers.empty + s, kGroups * kWarps * 32);
       if (S::kCluster > 1) init_barrier(barriers.empty_elsewhere + s, kGroups * kWarps * (S::kCluster - 1));
     }
     fence_barriers();
