@@ -33,11 +33,8 @@ struct Loss {
   at::Tensor error, whole;  // sums of w |y - t|^2 and of w |t|^2
 };
 
-/// Of the layer with these weights, in some windows.
-Loss loss_of(const Block& block, const Weights& weights, std::span<const int64_t> batch) {
-  Layer layer = block.layer;
-  for (size_t m = 0; m < weights.size(); ++m)
-    if (weights[m].defined()) layer.weight[m] = weights[m];
+/// Of a layer in place of the block's, in some windows.
+Loss loss_of(const Block& block, const Layer& layer, std::span<const int64_t> batch) {
   std::vector<at::Tensor> in, out;
   for (const int64_t w : batch) in.push_back(block.inputs(w)), out.push_back(block.targets(w));
   const at::Tensor got = block.net.forward(layer, at::cat(in)), target = at::cat(out);
@@ -48,14 +45,54 @@ Loss loss_of(const Block& block, const Weights& weights, std::span<const int64_t
 /// Over all windows.
 double lost(const Block& block, const Solutions& solutions) {
   const c10::NoGradGuard no_grad;
-  Weights weights;
-  for (size_t m = 0; m < weights.size(); ++m) weights[m] = solutions[m].weight;
+  Layer layer = block.layer;
+  for (size_t m = 0; m < solutions.size(); ++m)
+    if (solutions[m].weight.defined()) layer.weight[m] = solutions[m].weight;
   double error = 0, whole = 0;
   for (int64_t w = 0; w < block.windows; ++w) {
-    const Loss loss = loss_of(block, weights, std::span(&w, 1));
+    const Loss loss = loss_of(block, layer, std::span(&w, 1));
     error += loss.error.item<double>(), whole += loss.whole.item<double>();
   }
   return whole > 0 ? error / whole : 0;
+}
+
+/// -> the mean loss over the steps of each epoch.
+std::vector<double> run_epochs(const Block& block, const TrainingOptions& options, const Trainee& trainee) {
+  const c10::AutoGradMode gradients(true);
+  std::vector<at::Tensor> parameters;
+  Layer layer = block.layer;
+  for (size_t m = 0; m < trainee.matrices.size(); ++m) {
+    const Parametrized* const matrix = trainee.matrices[m];
+    if (matrix == nullptr) continue;
+    layer.product[m] = [matrix](const at::Tensor& x) { return product(x, *matrix); };
+    for (const at::Tensor& parameter : matrix->parameters()) parameters.push_back(parameter);
+  }
+  torch::optim::AdamW adam(parameters, torch::optim::AdamWOptions(options.lr).weight_decay(0));
+  std::vector<int64_t> order(static_cast<size_t>(block.windows));
+  std::iota(order.begin(), order.end(), 0);
+  Rng rng(block.seed);
+  std::vector<double> epochs;
+  for (int64_t epoch = 0; epoch < options.epochs; ++epoch) {
+    shuffle(order, rng);
+    double sum = 0;
+    int64_t steps = 0;
+    for (size_t first = 0; first < order.size(); first += size_t(options.batch), ++steps) {
+      const auto batch = std::span(order).subspan(first, std::min(size_t(options.batch), order.size() - first));
+      const Loss sums = loss_of(block, layer, batch);
+      const at::Tensor loss = sums.error / sums.whole.clamp_min(1e-30);
+      loss.backward();
+      adam.step();
+      drop_gradients(parameters);
+      const double value = loss.item<double>();
+      if (!std::isfinite(value))
+        throw Error("{}: the loss is no longer a number in epoch {}; take a smaller {} than {}", trainee.name,
+                    epoch + 1, trainee.rate_flag, options.lr);
+      sum += value;
+      block.after_windows(int64_t(batch.size()));
+    }
+    epochs.push_back(sum / double(std::max<int64_t>(1, steps)));
+  }
+  return epochs;
 }
 
 }  // namespace
@@ -67,33 +104,7 @@ TrainingReport train_block(const Block& block, const TrainingOptions& options, c
   TrainingReport report;
   report.before = lost(block, solutions);
   block.after_windows(block.windows);
-
-  torch::optim::AdamW adam(trainee.parameters, torch::optim::AdamWOptions(options.lr).weight_decay(0));
-  std::vector<int64_t> order(static_cast<size_t>(block.windows));
-  std::iota(order.begin(), order.end(), 0);
-  Rng rng(block.seed);
-  for (int64_t epoch = 0; epoch < options.epochs; ++epoch) {
-    shuffle(order, rng);
-    double sum = 0;
-    int64_t steps = 0;
-    for (size_t first = 0; first < order.size(); first += size_t(options.batch), ++steps) {
-      const c10::AutoGradMode gradients(true);
-      const auto batch = std::span(order).subspan(first, std::min(size_t(options.batch), order.size() - first));
-      adam.zero_grad();
-      const Loss sums = loss_of(block, trainee.weights(), batch);
-      const at::Tensor loss = sums.error / sums.whole.clamp_min(1e-30);
-      loss.backward();
-      adam.step();
-      const double value = loss.item<double>();
-      if (!std::isfinite(value))
-        throw Error("{}: the loss is no longer a number in epoch {}; take a smaller {} than {}", trainee.name,
-                    epoch + 1, trainee.rate_flag, options.lr);
-      sum += value;
-      block.after_windows(int64_t(batch.size()));
-    }
-    report.epochs.push_back(sum / double(std::max<int64_t>(1, steps)));
-  }
-
+  report.epochs = run_epochs(block, options, trainee);
   Solutions trained;
   {
     const c10::NoGradGuard no_grad;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "compress/net.h"
+#include "compress/parametrized.h"
 #include "compress/statistics.h"
 #include "solver/problem.h"
 
@@ -35,7 +36,6 @@ struct TrainingReport {
 /// Hidden states of a window: [1, tokens, n_embd].
 using Window = std::function<at::Tensor(int64_t)>;
 using Solutions = std::array<solver::Solution, model::kMatrices>;
-using Weights = std::array<at::Tensor, model::kMatrices>;
 
 /// A layer and what it is trained on. Tokens weigh as in the statistics: one of far larger norm counts less, the first
 /// of a window more.
@@ -53,10 +53,9 @@ struct Block {
 
 /// What is trained in a layer.
 struct Trainee {
-  std::string_view name, rate_flag;  // for messages
-  std::vector<at::Tensor> parameters = {};
-  std::function<Weights()> weights = {};      // as they are now, with gradients; undefined: the layer's own
-  std::function<Solutions()> solutions = {};  // as they would be stored
+  std::string_view name, rate_flag;                                 // for messages
+  std::array<const Parametrized*, model::kMatrices> matrices = {};  // as they are now; nullptr: the layer's own
+  std::function<Solutions()> solutions = {};                        // as they would be stored
 };
 
 /// Trains, and replaces the solutions where the trained ones lose less over all windows. Deterministic. Throws Error

@@ -1,5 +1,9 @@
 #include "compress/bqpo.h"
 
+#include <array>
+#include <optional>
+#include <utility>
+
 #include "solver/project.h"
 
 namespace lacuna::compress {
@@ -10,6 +14,25 @@ solver::Solution solution_of(const at::Tensor& W, const at::Tensor& keep, const 
   if (grid.bits == 0) return solver::stored(kept, keep);
   return solver::stored(solver::round_to_grid(kept, grid, solver::fit_grid(kept, grid)), grid, keep);
 }
+
+class TrainedWeight : public Parametrized {
+ public:
+  /// from, keep: [N, K]; keep may be undefined.
+  TrainedWeight(const at::Tensor& from, at::Tensor keep, const solver::Grid& grid)
+      : W_(solver::masked(from, keep).detach().clone().set_requires_grad(true)), keep_(std::move(keep)), grid_(grid) {}
+
+  int64_t N() const override { return W_.size(0); }
+  int64_t K() const override { return W_.size(1); }
+  std::vector<at::Tensor> parameters() const override { return {W_}; }
+  at::Tensor rows(int64_t first, int64_t rows, const std::vector<at::Tensor>& parts) const override {
+    return fake_quantize(parts[0], keep_.defined() ? keep_.narrow(0, first, rows) : keep_, grid_);
+  }
+  solver::Solution solution() const { return solution_of(W_, keep_, grid_); }
+
+ private:
+  at::Tensor W_, keep_;
+  solver::Grid grid_;
+};
 
 }  // namespace
 
@@ -22,25 +45,18 @@ at::Tensor fake_quantize(const at::Tensor& W, const at::Tensor& keep, const solv
 }
 
 TrainingReport bqpo(const Block& block, const TrainingOptions& options, Solutions& solutions) {
-  Weights W;
+  std::array<std::optional<TrainedWeight>, model::kMatrices> W;
   Trainee trainee{.name = "block optimisation", .rate_flag = "--bqpo-lr"};
   for (size_t m = 0; m < W.size(); ++m) {
     if (!solutions[m].weight.defined()) continue;
     const at::Tensor& from = solutions[m].unrounded.defined() ? solutions[m].unrounded : block.layer.weight[m];
-    W[m] = solver::masked(from, solutions[m].keep).detach().clone();
-    W[m].set_requires_grad(true);
-    trainee.parameters.push_back(W[m]);
+    trainee.matrices[m] = &W[m].emplace(from, solutions[m].keep, block.grid);
+    solutions[m].unrounded.reset();
   }
-  trainee.weights = [&] {
-    Weights out;
-    for (size_t m = 0; m < W.size(); ++m)
-      if (W[m].defined()) out[m] = fake_quantize(W[m], solutions[m].keep, block.grid);
-    return out;
-  };
   trainee.solutions = [&] {
     Solutions out;
     for (size_t m = 0; m < W.size(); ++m)
-      if (W[m].defined()) out[m] = solution_of(W[m], solutions[m].keep, block.grid);
+      if (W[m]) out[m] = W[m]->solution();
     return out;
   };
   return train_block(block, options, trainee, solutions);

@@ -18,7 +18,7 @@ inline constexpr TrainingOptions kBqpo{.epochs = 0, .lr = 1e-5, .batch = 2};
 at::Tensor fake_quantize(const at::Tensor& W, const at::Tensor& keep, const solver::Grid& grid);
 
 /// Trains the matrices that have a solution; masks stay. Starts from what the solver rounded (Solution::unrounded, else
-/// the layer's weights).
+/// the layer's weights), which it lets go.
 TrainingReport bqpo(const Block& block, const TrainingOptions& options, Solutions& solutions);
 
 }  // namespace lacuna::compress

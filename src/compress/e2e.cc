@@ -7,11 +7,14 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <sstream>
 
+#include "compress/bits.h"
 #include "compress/device.h"
+#include "compress/net.h"
 #include "compress/training.h"
 #include "core/error.h"
 #include "core/mapped_file.h"
@@ -47,13 +50,14 @@ torch::serialize::InputArchive open_archive(const std::string& path) {
 
 /// A layer whose matrices are trained; norms and biases are as the walk left them.
 struct TrainedLayer {
-  Layer layer;  // its matrices undefined
-  std::array<std::optional<TrainedMatrix>, model::kMatrices> matrix;
+  std::array<std::unique_ptr<TrainedMatrix>, model::kMatrices> matrix;
+  Layer layer;  // products with these
 
-  Layer dense() const {
-    Layer out = layer;
-    for (size_t m = 0; m < matrix.size(); ++m)
-      if (matrix[m]) out.weight[m] = matrix[m]->weight();
+  std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> out;
+    for (const auto& one : matrix)
+      if (one)
+        for (const at::Tensor& parameter : one->parameters()) out.push_back(parameter);
     return out;
   }
 };
@@ -63,12 +67,13 @@ class TrainedNet {
   TrainedNet(const io::Checkpoint& checkpoint, const WalkOptions& walked) : net_(checkpoint, walked.device) {
     for (int64_t index = 0; index < net_.config().n_layers; ++index) {
       TrainedLayer one;
-      one.layer = net_.load_layer(index);
+      one.layer = net_.load_vectors(index);
       put_vectors(read_layer(layer_path(walked.work_folder, index)), index, one.layer);
       const auto solutions = read_solutions(solutions_path(walked.work_folder, index));
       for (size_t m = 0; m < solutions.size(); ++m) {
-        one.layer.weight[m] = at::Tensor();
-        if (solutions[m].code.defined()) one.matrix[m].emplace(solutions[m], walked.grid, walked.device);
+        if (!solutions[m].code.defined()) continue;
+        one.matrix[m] = std::make_unique<TrainedMatrix>(solutions[m], walked.grid, walked.device);
+        one.layer.product[m] = [matrix = one.matrix[m].get()](const at::Tensor& x) { return product(x, *matrix); };
       }
       layers_.push_back(std::move(one));
     }
@@ -80,20 +85,20 @@ class TrainedNet {
   std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> out;
     for (const TrainedLayer& layer : layers_)
-      for (const auto& matrix : layer.matrix)
-        if (matrix)
-          for (const at::Tensor& parameter : matrix->parameters()) out.push_back(parameter);
+      for (const at::Tensor& parameter : layer.parameters()) out.push_back(parameter);
     return out;
   }
 
-  /// Mean nats a token of windows [windows, tokens]; with `learn` adds its gradients to the parameters'.
-  double run(const at::Tensor& ids, bool learn) {
+  /// Mean nats a token of windows [windows, tokens]. learn: called for each layer, from the last, when its parameters
+  /// have their gradients and nothing reads them any more; they are dropped after it. Not called where the loss is not
+  /// finite.
+  double run(const at::Tensor& ids, const std::function<void()>& learn = {}) {
     std::vector<at::Tensor> hidden;
     {
       const c10::NoGradGuard no_grad;
       hidden.push_back(net_.embed(ids));
       for (const TrainedLayer& layer : layers_) {
-        at::Tensor next = net_.forward(layer.dense(), hidden.back());
+        at::Tensor next = net_.forward(layer.layer, hidden.back());
         if (!learn) hidden.clear();
         hidden.push_back(std::move(next));
       }
@@ -105,8 +110,10 @@ class TrainedNet {
     for (size_t l = layers_.size(); l-- > 0;) {
       hidden.pop_back();
       const at::Tensor in = hidden.back().detach().set_requires_grad(l > 0);
-      net_.forward(layers_[l].dense(), in).backward(gradient);
+      net_.forward(layers_[l].layer, in).backward(gradient);
       if (l > 0) gradient = in.grad();
+      learn();
+      drop_gradients(layers_[l].parameters());
     }
     return loss;
   }
@@ -197,6 +204,8 @@ State load_state(const std::string& path, const E2eOptions& options, std::vector
   for (size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor value;
     archive.read("parameter" + std::to_string(i), value);
+    if (value.sizes() != parameters[i].sizes())
+      throw Error("{}: belongs to other solutions of the walk; remove it", path);
     parameters[i].copy_(value);
   }
   torch::serialize::InputArchive inner;
@@ -208,62 +217,86 @@ State load_state(const std::string& path, const E2eOptions& options, std::vector
 }  // namespace
 
 TrainedMatrix::TrainedMatrix(const solver::Solution& solution, const solver::Grid& grid, at::Device device)
-    : grid_(grid), N_(solution.code.size(0)), K_(solution.code.size(1)) {
-  const auto here = [&](const at::Tensor& t) { return t.defined() ? t.to(device) : t; };
-  mask_ = here(solution.keep);
-  first_scale_ = here(solution.scale);
-  first_zero_ = here(solution.zero);
-  const at::Tensor code = solver::grouped(here(solution.code).to(at::kFloat), grid.group(K_)).to(at::kByte);
+    : grid_(grid), code_bits_(grid.bits == 3 ? 4 : grid.bits), N_(solution.code.size(0)), K_(solution.code.size(1)) {
+  const at::Tensor code = solver::grouped(solution.code.to(device), grid.group(K_));
   G_ = code.size(1);
   width_ = code.size(2);
-  at::Tensor kept = mask_.defined() ? solver::grouped(mask_.to(at::kFloat), grid.group(K_)) > 0
-                                    : at::ones(code.sizes(), code.options().dtype(at::kBool));
-  kept = kept.reshape({N_ * G_, width_});
+  const at::Tensor kept = solution.keep.defined()
+                              ? solver::grouped(solution.keep.to(device).to(at::kByte), grid.group(K_))
+                              : at::ones_like(code);
+  const at::Tensor first_scale = solution.scale.to(device);
   // A group whose scale is 0 holds zeros whatever its code: nothing there to train.
-  const at::Tensor live = kept.any(1).logical_and(first_scale_.reshape({-1}) > 0);
-  index_ = live.nonzero().reshape({-1});
-  code_ = code.reshape({N_ * G_, width_}).index_select(0, index_).contiguous();
-  keep_ = kept.index_select(0, index_);
-  if (keep_.all().item<bool>()) keep_ = at::Tensor();
-  unit_ = first_scale_.reshape({-1}).index_select(0, index_);
-  scale_ = unit_.clone().set_requires_grad(true);
-  offset_ = (first_zero_.reshape({-1}).index_select(0, index_) * unit_).set_requires_grad(!grid.symmetric);
-}
-
-at::Tensor TrainedMatrix::stored_scale() const {
-  // The least f16 above 0: a scale that became 0 could not come back.
-  const at::Tensor exact = scale_.clamp(0x1p-24, 65504).to(at::kHalf).to(at::kFloat);
-  return straight_through(exact, scale_);
-}
-
-at::Tensor TrainedMatrix::stored_zero() const {
-  const at::Tensor zero = offset_ / unit_;
-  return straight_through(zero.round().clamp(0, double((1 << grid_.bits) - 1)), zero);
-}
-
-at::Tensor TrainedMatrix::weight() const {
-  at::Tensor value = (code_ - stored_zero().unsqueeze(1)) * stored_scale().unsqueeze(1);
-  if (keep_.defined()) value = value.masked_fill(keep_.logical_not(), 0);
-  const at::Tensor all = at::zeros({N_ * G_, width_}, value.options()).index_copy(0, index_, value);
-  return all.reshape({N_, G_ * width_}).narrow(1, 0, K_);
+  const at::Tensor live = kept.any(2).logical_and(first_scale > 0);
+  const at::Tensor counts = live.sum(1).cumsum(0).to(at::kCPU);
+  starts_.assign(1, 0);
+  starts_.insert(starts_.end(), counts.data_ptr<int64_t>(), counts.data_ptr<int64_t>() + N_);
+  live_ = pack_bits(live.to(at::kByte), 1);
+  const at::Tensor index = groups_of(0, N_);
+  const auto of_live = [&](const at::Tensor& x) { return x.flatten(0, 1).index_select(0, index); };
+  code_ = pack_bits(of_live(code), code_bits_);
+  keep_ = of_live(kept);
+  keep_ = keep_.all().item<bool>() ? at::Tensor() : pack_bits(keep_, 1);
+  scale_ = of_live(first_scale);
+  unit_ = scale_.to(at::kHalf);
+  scale_.set_requires_grad(true);
+  if (!grid.symmetric) offset_ = (of_live(solution.zero.to(device)) * unit_).set_requires_grad(true);
 }
 
 std::vector<at::Tensor> TrainedMatrix::parameters() const {
   std::vector<at::Tensor> out = {scale_};
-  if (!grid_.symmetric) out.push_back(offset_);
+  if (offset_.defined()) out.push_back(offset_);
   return out;
 }
 
-solver::Solution TrainedMatrix::solution() const {
+std::pair<int64_t, int64_t> TrainedMatrix::part(int64_t first, int64_t rows) const {
+  const int64_t begin = starts_[size_t(first)];
+  return {begin, starts_[size_t(first + rows)] - begin};
+}
+
+at::Tensor TrainedMatrix::groups_of(int64_t first, int64_t rows) const {
+  return unpack_bits(live_.narrow(0, first, rows), 1, G_).flatten().nonzero().flatten();
+}
+
+at::Tensor TrainedMatrix::stored_scale(const at::Tensor& scale) const {
+  // The least f16 above 0: a scale that became 0 could not come back.
+  const at::Tensor exact = scale.clamp(0x1p-24, 65504).to(at::kHalf).to(at::kFloat);
+  return straight_through(exact, scale);
+}
+
+at::Tensor TrainedMatrix::stored_zero(const at::Tensor& offset, int64_t first) const {
+  const at::Tensor zero = offset / unit_.narrow(0, first, offset.size(0));
+  return straight_through(zero.round().clamp(0, double((1 << grid_.bits) - 1)), zero);
+}
+
+at::Tensor TrainedMatrix::rows(int64_t first, int64_t rows, const std::vector<at::Tensor>& parts) const {
+  const auto [begin, count] = part(first, rows);
+  const at::Tensor scale = stored_scale(parts[0]);
+  const at::Tensor zero =
+      grid_.symmetric ? at::full_like(scale.detach(), double(1 << (grid_.bits - 1))) : stored_zero(parts[1], begin);
+  const at::Tensor code = unpack_bits(code_.narrow(0, begin, count), code_bits_, width_);
+  at::Tensor value = (code - zero.unsqueeze(1)) * scale.unsqueeze(1);
+  if (keep_.defined()) value = value.masked_fill(unpack_bits(keep_.narrow(0, begin, count), 1, width_) == 0, 0);
+  at::Tensor all = at::zeros({rows * G_, width_}, value.options());
+  all.index_copy_(0, groups_of(first, rows), value);
+  return all.view({rows, G_ * width_}).narrow(1, 0, K_);
+}
+
+solver::Solution TrainedMatrix::solution(const solver::Solution& from) const {
   const c10::NoGradGuard no_grad;
-  at::Tensor scale = first_scale_.reshape({-1}).index_copy(0, index_, stored_scale()),
-             zero = first_zero_.reshape({-1}).index_copy(0, index_, stored_zero());
-  at::Tensor code = at::zeros({N_ * G_, width_}, code_.options());
-  if (mask_.defined() || index_.size(0) < N_ * G_)
-    code = zero.unsqueeze(1).expand({N_ * G_, width_}).to(at::kByte).contiguous();  // of groups that hold zeros
-  code = code.index_copy(0, index_, code_).reshape({N_, G_ * width_}).narrow(1, 0, K_);
-  const solver::Rounded rounded{code.to(at::kFloat).contiguous(), {scale.reshape({N_, G_}), zero.reshape({N_, G_})}};
-  return solver::stored(rounded, grid_, mask_);
+  const at::Tensor index = groups_of(0, N_).to(at::kCPU);
+  const auto put = [&](const at::Tensor& first, const at::Tensor& now) {
+    return first.flatten().index_copy(0, index, now.to(at::kCPU)).view({N_, G_});
+  };
+  const at::Tensor scale = put(from.scale, stored_scale(scale_)),
+                   zero = grid_.symmetric ? from.zero : put(from.zero, stored_zero(offset_, 0));
+  return solver::stored({from.code.to(at::kFloat), {scale, zero}}, grid_, from.keep);
+}
+
+int64_t TrainedMatrix::device_bytes() const {
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : {live_, code_, keep_, unit_, scale_, offset_})
+    if (tensor.defined()) bytes += int64_t(tensor.nbytes());
+  return bytes;
 }
 
 std::string solutions_path(const std::string& work_folder, int64_t layer) {
@@ -338,7 +371,7 @@ E2eReport e2e(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, co
   const auto mean_loss = [&] {
     double sum = 0;
     for (int64_t w = 0; w < windows; ++w) {
-      sum += net.run(batch_of(std::span(&w, 1)), false);
+      sum += net.run(batch_of(std::span(&w, 1)));
       if (progress) progress->add(1);
     }
     return sum / double(windows);
@@ -361,12 +394,11 @@ E2eReport e2e(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, co
     const int64_t epoch = state.step / steps_of_epoch, first = state.step % steps_of_epoch * options.batch;
     const std::vector<int64_t> order = order_of(epoch, windows, options.seed);
     const auto which = std::span(order).subspan(size_t(first), size_t(std::min(options.batch, windows - first)));
-    adam.zero_grad();
-    const double loss = net.run(batch_of(which), true);
+    // Moves the parameters that have gradients: one layer's.
+    const double loss = net.run(batch_of(which), [&] { adam.step(); });
     if (!std::isfinite(loss))
       throw Error("end-to-end optimisation: the loss is no longer a number at step {}; take a smaller --e2e-lr than {}",
                   state.step + 1, options.lr);
-    adam.step();
     state.sums[size_t(epoch)] += loss;
     ++state.step;
     if (progress) progress->add(3 * int64_t(which.size()));
@@ -381,11 +413,12 @@ E2eReport e2e(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, co
   std::filesystem::create_directories(tuned_folder(walked.work_folder));
   for (size_t l = 0; l < net.layers().size(); ++l) {
     PackedLayer packed = read_layer(layer_path(walked.work_folder, int64_t(l)));
+    const auto solutions = read_solutions(solutions_path(walked.work_folder, int64_t(l)));
     for (PackedTensor& tensor : packed.tensors)
       for (size_t m = 0; m < size_t(model::kMatrices); ++m) {
         const auto& matrix = net.layers()[l].matrix[m];
         if (report.kept && matrix && tensor.name == model::tensor_name(int64_t(l), model::Matrix(m)) + ".weight")
-          tensor = pack(tensor.name, matrix->solution(), *tensor.layout, walked.grid);
+          tensor = pack(tensor.name, matrix->solution(solutions[m]), *tensor.layout, walked.grid);
       }
     write_layer(layer_path(tuned_folder(walked.work_folder), int64_t(l)), packed);
   }

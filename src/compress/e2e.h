@@ -9,9 +9,10 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "compress/net.h"
+#include "compress/parametrized.h"
 #include "compress/samples.h"
 #include "compress/walk.h"
 #include "solver/problem.h"
@@ -40,30 +41,40 @@ struct E2eReport {
   nlohmann::json json() const;
 };
 
-/// A matrix in the form that is trained: its kept groups' codes stay, their scales and zero points have gradients. The
-/// dense weights exist only while the layer runs.
-class TrainedMatrix {
+/// A matrix in the form that is trained: its kept groups' codes stay, their scales and zero points have gradients. On
+/// the device are what rows() needs and the parameters: with 4 bits and groups of G, G / 2 + 10 bytes a kept group (of
+/// a symmetric grid G / 2 + 6), a bit for every group, and, where kept groups drop weights, a bit for each of theirs.
+class TrainedMatrix : public Parametrized {
  public:
   TrainedMatrix(const solver::Solution& solution, const solver::Grid& grid, at::Device device);
-  /// [N, K], what would be stored: scales as f16, zero points whole numbers among the codes, gradients passed through.
-  at::Tensor weight() const;
-  std::vector<at::Tensor> parameters() const;
-  /// The solution with the scales and zero points as they are now.
-  solver::Solution solution() const;
+
+  int64_t N() const override { return N_; }
+  int64_t K() const override { return K_; }
+  std::vector<at::Tensor> parameters() const override;
+  std::pair<int64_t, int64_t> part(int64_t first, int64_t rows) const override;
+  /// What would be stored: scales as f16, zero points whole numbers among the codes, gradients passed through.
+  at::Tensor rows(int64_t first, int64_t rows, const std::vector<at::Tensor>& parts) const override;
+  /// The solution that this was made from, on the CPU, with the scales and zero points as they are now.
+  solver::Solution solution(const solver::Solution& from) const;
+  /// Bytes that this keeps on its device, without gradients and an optimizer's moments.
+  int64_t device_bytes() const;
 
  private:
-  at::Tensor stored_scale() const;
-  at::Tensor stored_zero() const;
+  /// Of kept groups from `first` on; scale, offset: [n] -> [n].
+  at::Tensor stored_scale(const at::Tensor& scale) const;
+  at::Tensor stored_zero(const at::Tensor& offset, int64_t first) const;
+  /// Which of these rows' groups are trained: [n] int64.
+  at::Tensor groups_of(int64_t first, int64_t rows) const;
 
   solver::Grid grid_;
+  int code_bits_;
   int64_t N_, K_, G_, width_;
-  at::Tensor index_;                     // [n] int64: which of the N G groups each kept one is
-  at::Tensor code_;                      // [n, width] uint8
-  at::Tensor keep_;                      // [n, width] bool where a kept group drops weights, else undefined
-  at::Tensor scale_, offset_;            // [n]: parameters; zero = offset / unit
-  at::Tensor unit_;                      // [n]
-  at::Tensor first_scale_, first_zero_;  // [N, G], of all groups
-  at::Tensor mask_;                      // [N, K] of the solution, or undefined
+  std::vector<int64_t> starts_;  // [N + 1]: rows' first trained groups
+  at::Tensor live_;              // [N, G] bits: which groups are trained
+  at::Tensor code_;              // [n, width] of code_bits each
+  at::Tensor keep_;              // [n, width] bits where a kept group drops weights, else undefined
+  at::Tensor unit_;              // [n] f16: the first scales
+  at::Tensor scale_, offset_;    // [n]: parameters; zero = offset / unit; of a symmetric grid there is no offset
 };
 
 /// Where the walk leaves a layer's solutions for this (WalkOptions::keep_solutions), and reads them.
@@ -73,9 +84,10 @@ std::array<solver::Solution, model::kMatrices> read_solutions(const std::string&
 
 /// Trains what a walk has left in options.work_folder and writes the layers with their new parameters to
 /// tuned_folder(options.work_folder), from which write_model makes the file. Goes on from a checkpoint in the folder,
-/// with the same bytes in the end. Layers run one at a time, forward and again for gradients: in memory are the packed
-/// matrices (a byte a kept weight), their parameters four times over, one dense layer and each layer's inputs.
-/// after_step: called after each step that was made (not found). Throws Error when the loss is not finite.
+/// with the same bytes in the end. Layers run one at a time, forward and again for gradients, each layer's parameters
+/// move when it has them: in memory are the matrices as TrainedMatrix has them, two moments of each parameter, the
+/// head, each layer's inputs, and of the layer that runs its activations, some rows of one dense matrix, and its
+/// gradients. after_step: called after each step that was made (not found). Throws Error when the loss is not finite.
 E2eReport e2e(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, const Samples& samples,
               const WalkOptions& walked, const E2eOptions& options,
               const std::function<void(int64_t step)>& after_step = {});

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "compress/attention.h"
 #include "core/error.h"
 #include "io/gguf_model.h"
 #include "kernels/ops.h"
@@ -13,9 +14,15 @@
 namespace lacuna::compress {
 namespace {
 
+at::Tensor with_bias(const at::Tensor& y, const at::Tensor& bias) { return bias.defined() ? y + bias : y; }
+
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const at::Tensor y = at::matmul(x, weight.t());
-  return bias.defined() ? y + bias : y;
+  return with_bias(at::matmul(x, weight.t()), bias);
+}
+
+at::Tensor linear(const at::Tensor& x, const Layer& layer, model::Matrix matrix) {
+  const auto m = size_t(matrix);
+  return layer.product[m] ? with_bias(layer.product[m](x), layer.bias[m]) : linear(x, layer.weight[m], layer.bias[m]);
 }
 
 }  // namespace
@@ -24,7 +31,7 @@ Net::Net(const io::Checkpoint& checkpoint, at::Device device, ThreadPool* pool)
     : checkpoint_(checkpoint), config_(model::read_config(checkpoint)), device_(device), pool_(pool) {
   // GGUF files of type "llama" hold adjacent rotary pairs, and read() brings a folder's rows into that order.
   adjacent_ = config_.rope.adjacent || checkpoint.architecture() == "llama";
-  embedding_ = read(checkpoint.require("token_embd.weight"));
+  embedding_ = read_on_cpu(checkpoint.require("token_embd.weight"));
   if (embedding_.size(1) != config_.n_embd) {
     project_in_ = read(checkpoint.require("token_embd_proj_in.weight"));
     project_in_bias_ = maybe("token_embd_proj_in.bias");
@@ -36,7 +43,7 @@ Head Net::load_head() const {
   Head head;
   head.weight = maybe("output.weight");
   head.bias = maybe("output.bias");
-  if (!head.weight.defined()) head.weight = embedding_;
+  if (!head.weight.defined()) head.weight = embedding_.to(device_);
   if (project_in_.defined()) {
     head.project_out = read(checkpoint_.require("output_proj.weight"));
     head.project_out_bias = maybe("output_proj.bias");
@@ -46,7 +53,9 @@ Head Net::load_head() const {
   return head;
 }
 
-at::Tensor Net::read(const io::Tensor& tensor) const {
+at::Tensor Net::read(const io::Tensor& tensor) const { return read_on_cpu(tensor).to(device_); }
+
+at::Tensor Net::read_on_cpu(const io::Tensor& tensor) const {
   const auto [N, K] = tensor.shape;
   at::Tensor out = at::empty({N, K}, at::kFloat);
   layout::decode_rows(*tensor.layout, tensor.shape, tensor.bytes, 0, N, out.data_ptr<float>(), tensor.params);
@@ -57,7 +66,7 @@ at::Tensor Net::read(const io::Tensor& tensor) const {
   if (!at::isfinite(out).all().item<bool>())
     throw Error("{}: tensor {} holds NaN or infinity; such a model cannot be compressed", checkpoint_.path(),
                 tensor.name);
-  return out.to(device_);
+  return out;
 }
 
 at::Tensor Net::maybe(const std::string& name) const {
@@ -66,12 +75,19 @@ at::Tensor Net::maybe(const std::string& name) const {
 }
 
 Layer Net::load_layer(int64_t index) const {
+  Layer layer = load_vectors(index);
+  for (size_t m = 0; m < size_t(model::kMatrices); ++m) {
+    if (model::Matrix(m) == model::Matrix::gate && config_.mlp != model::Mlp::swiglu) continue;
+    layer.weight[m] = read(checkpoint_.require(model::tensor_name(index, model::Matrix(m)) + ".weight"));
+  }
+  return layer;
+}
+
+Layer Net::load_vectors(int64_t index) const {
   Layer layer;
   for (size_t m = 0; m < size_t(model::kMatrices); ++m) {
     if (model::Matrix(m) == model::Matrix::gate && config_.mlp != model::Mlp::swiglu) continue;
-    const std::string name = model::tensor_name(index, model::Matrix(m));
-    layer.weight[m] = read(checkpoint_.require(name + ".weight"));
-    layer.bias[m] = maybe(name + ".bias");
+    layer.bias[m] = maybe(model::tensor_name(index, model::Matrix(m)) + ".bias");
   }
   const auto norm = [&](const char* part) {
     const std::string name = fmt::format("blk.{}.{}", index, part);
@@ -123,12 +139,11 @@ at::Tensor Net::attend(const Layer& layer, const at::Tensor& q, const at::Tensor
   queries = queries.transpose(1, 2);
   keys = keys.transpose(1, 2);
   const at::Tensor values = heads(v).transpose(1, 2);
-  const at::Tensor position = at::arange(tokens, at::device(device_).dtype(at::kFloat));
   if (config_.positions == model::Positions::rope) {
     const model::Rope& rope = config_.rope;
     // Angles in double: float loses digits of a large position times a frequency.
-    const at::Tensor angle =
-        position.to(at::kDouble).unsqueeze(1) * at::tensor(rope.inv_freq, at::kFloat).to(device_).to(at::kDouble);
+    const at::Tensor position = at::arange(tokens, at::device(device_).dtype(at::kDouble));
+    const at::Tensor angle = position.unsqueeze(1) * at::tensor(rope.inv_freq, at::kFloat).to(device_).to(at::kDouble);
     const at::Tensor cos = (at::cos(angle) * double(rope.attention_factor)).to(at::kFloat);
     const at::Tensor sin = (at::sin(angle) * double(rope.attention_factor)).to(at::kFloat);
     queries = rotate(queries, cos, sin);
@@ -136,16 +151,7 @@ at::Tensor Net::attend(const Layer& layer, const at::Tensor& q, const at::Tensor
   }
   if (pool_ != nullptr && device_.is_cpu() && !c10::GradMode::is_enabled())
     return attend_with_kernels(queries, keys, values);
-  const int64_t shared = config_.n_heads / config_.n_kv_heads;
-  // [windows, n_kv_heads, heads that share a key, tokens, d]
-  const at::Tensor scores =
-      at::matmul(queries.unflatten(1, {config_.n_kv_heads, shared}), keys.unsqueeze(2).transpose(-1, -2)) /
-      std::sqrt(double(d));
-  const at::Tensor distance = position.unsqueeze(1) - position.unsqueeze(0);
-  at::Tensor hidden = distance < 0;
-  if (config_.window > 0) hidden = hidden.logical_or(distance >= double(config_.window));
-  const at::Tensor shares = at::softmax(scores.masked_fill(hidden, -INFINITY), -1);
-  return at::matmul(shares, values.unsqueeze(2)).flatten(1, 2).transpose(1, 2).flatten(2);
+  return causal_attention(queries, keys, values, config_.window).transpose(1, 2).flatten(2);
 }
 
 /// q, k, v: [windows, heads, tokens, head_dim], rotated -> [windows, tokens, n_heads * head_dim].
@@ -177,7 +183,8 @@ at::Tensor Net::attend_with_kernels(const at::Tensor& q, const at::Tensor& k, co
 }
 
 at::Tensor Net::embed(const at::Tensor& ids) const {
-  at::Tensor x = embedding_.index_select(0, ids.to(device_).reshape({-1})).reshape({ids.size(0), ids.size(1), -1});
+  at::Tensor x = embedding_.index_select(0, ids.to(at::kCPU).reshape({-1})).to(device_);
+  x = x.reshape({ids.size(0), ids.size(1), -1});
   if (project_in_.defined()) x = linear(x, project_in_, project_in_bias_);
   if (positions_.defined()) x = x + positions_.narrow(0, config_.position_offset, ids.size(1));
   return x;
@@ -189,19 +196,17 @@ std::pair<at::Tensor, at::Tensor> Net::to_last_input(const Layer& layer, const a
   const auto show = [&](model::Input input, const at::Tensor& x) {
     if (tap) tap(input, x.flatten(0, 1));
   };
-  const auto apply = [&](Matrix m, const at::Tensor& x) {
-    return linear(x, layer.weight[size_t(m)], layer.bias[size_t(m)]);
-  };
   at::Tensor in = config_.norm_first ? norm(layer.attn_norm, hidden) : hidden;
   show(model::Input::attn_in, in);
-  const at::Tensor attended = attend(layer, apply(Matrix::q, in), apply(Matrix::k, in), apply(Matrix::v, in));
+  const at::Tensor attended =
+      attend(layer, linear(in, layer, Matrix::q), linear(in, layer, Matrix::k), linear(in, layer, Matrix::v));
   show(model::Input::attn_out, attended);
-  at::Tensor x = hidden + apply(Matrix::o, attended);
+  at::Tensor x = hidden + linear(attended, layer, Matrix::o);
   if (!config_.norm_first) x = norm(layer.attn_norm, x);
   in = config_.norm_first ? norm(layer.ffn_norm, x) : x;
   show(model::Input::ffn_in, in);
-  at::Tensor wide = apply(Matrix::up, in);
-  wide = config_.mlp == model::Mlp::swiglu ? at::silu(apply(Matrix::gate, in)) * wide : at::relu(wide);
+  at::Tensor wide = linear(in, layer, Matrix::up);
+  wide = config_.mlp == model::Mlp::swiglu ? at::silu(linear(in, layer, Matrix::gate)) * wide : at::relu(wide);
   show(model::Input::ffn_down, wide);
   return {x, wide};
 }
@@ -211,9 +216,8 @@ void Net::inputs(const Layer& layer, const at::Tensor& hidden, const Tap& tap) c
 }
 
 at::Tensor Net::forward(const Layer& layer, const at::Tensor& hidden, const Tap& tap) const {
-  constexpr auto kDown = size_t(model::Matrix::down);
   const auto [before, wide] = to_last_input(layer, hidden, tap);
-  const at::Tensor x = before + linear(wide, layer.weight[kDown], layer.bias[kDown]);
+  const at::Tensor x = before + linear(wide, layer, model::Matrix::down);
   return config_.norm_first ? x : norm(layer.ffn_norm, x);
 }
 

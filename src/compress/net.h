@@ -21,6 +21,9 @@
 
 namespace lacuna::compress {
 
+/// x W^T of a matrix that is not held as it is: x: [.., K] -> [.., N].
+using Product = std::function<at::Tensor(const at::Tensor& x)>;
+
 struct Norm {
   at::Tensor weight, bias;  // [n_embd]; bias only of layer norms
 };
@@ -33,9 +36,10 @@ struct Head {
 };
 
 /// One layer's tensors. Matrices are [N, K], by model::Matrix; gate is undefined in nets that are not gated, a bias
-/// where the checkpoint has none.
+/// where the checkpoint has none. A product, where there is one, is taken instead of the matrix.
 struct Layer {
   std::array<at::Tensor, model::kMatrices> weight, bias;
+  std::array<Product, model::kMatrices> product;
   Norm attn_norm, ffn_norm;
   at::Tensor q_norm, k_norm;  // [head_dim], Qwen3
 };
@@ -46,13 +50,15 @@ class Net {
   using Tap = std::function<void(model::Input, const at::Tensor& x)>;
 
   /// The checkpoint must outlive the net. Throws Error for what the runtime would refuse too.
-  /// pool: for the runtime's attention, which takes a fifteenth of the time of a chain of tensor operations; nullptr, a
-  /// device other than the CPU, and gradients: that chain.
+  /// pool: for the runtime's attention, which takes a fifteenth of the time of tensor operations; nullptr, a device
+  /// other than the CPU, and gradients: causal_attention. The table of embeddings stays on the CPU.
   explicit Net(const io::Checkpoint& checkpoint, at::Device device = at::kCPU, ThreadPool* pool = nullptr);
 
   const model::Config& config() const { return config_; }
   at::Device device() const { return device_; }
   Layer load_layer(int64_t index) const;
+  /// The layer without its matrices.
+  Layer load_vectors(int64_t index) const;
   Head load_head() const;
 
   /// ids: [windows, tokens] int64, each window from position 0 -> [windows, tokens, n_embd].
@@ -74,6 +80,7 @@ class Net {
   at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const;
   at::Tensor attend(const Layer& layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
   at::Tensor attend_with_kernels(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
+  at::Tensor read_on_cpu(const io::Tensor& tensor) const;
   at::Tensor maybe(const std::string& name) const;
 
   const io::Checkpoint& checkpoint_;
@@ -81,7 +88,8 @@ class Net {
   at::Device device_;
   ThreadPool* pool_;
   bool adjacent_ = false;  // rotary pairs of the rows as read() orders them
-  at::Tensor embedding_, positions_, project_in_, project_in_bias_;
+  at::Tensor embedding_;   // on the CPU
+  at::Tensor positions_, project_in_, project_in_bias_;
 };
 
 }  // namespace lacuna::compress

@@ -19,20 +19,20 @@ inline int64_t omniquant_epochs(int bits) { return bits == 2 ? 40 : 20; }
 
 /// A matrix whose groups' ranges are trained: two strengths for each group, through a sigmoid the shares of its largest
 /// and of its smallest weight that the grid reaches to. Both begin at solver::kFirstStrength.
-class LearnedRanges {
+class LearnedRanges : public Parametrized {
  public:
   /// W: [N, K] float32, or double for tests of gradients.
   LearnedRanges(const at::Tensor& W, const solver::Grid& grid);
-  /// [N, K], what would be stored; gradients reach the strengths, rounding passes them through.
-  at::Tensor weight() const;
+  int64_t N() const override { return W_.size(0); }
+  int64_t K() const override { return W_.size(1); }
   /// Strengths of the upper and of the lower ends: [N, groups, 1].
-  std::vector<at::Tensor> parameters() const { return {high_, low_}; }
+  std::vector<at::Tensor> parameters() const override { return {high_, low_}; }
+  /// What would be stored; gradients reach the strengths, rounding passes them through.
+  at::Tensor rows(int64_t first, int64_t rows, const std::vector<at::Tensor>& parts) const override;
   /// Of a float32 matrix.
   solver::Solution solution() const;
 
  private:
-  solver::Range range() const;
-
   at::Tensor W_;
   solver::Grid grid_;
   solver::Range whole_;

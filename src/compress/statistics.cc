@@ -54,15 +54,16 @@ double StatisticsSums::outlier_share(model::Input input) const {
   return sum.squares > 0 ? sum.outliers / sum.squares : 0;
 }
 
-std::array<solver::Statistics, model::kInputs> StatisticsSums::finish(int64_t layer) const {
+std::array<solver::Statistics, model::kInputs> StatisticsSums::finish(int64_t layer) {
   std::array<solver::Statistics, model::kInputs> out;
   for (size_t i = 0; i < out.size(); ++i) {
-    const Sum& sum = sums_[i];
+    Sum& sum = sums_[i];
     if (!at::isfinite(sum.moment).all().item<bool>())
       throw Error("layer {}: the second moment of {} is not finite; its calibration inputs are too large for float32",
                   layer, model::name_of(model::Input(i)));
     const at::Tensor upper = (sum.moment / sum.weight).to(at::kFloat).triu();
     out[i] = {upper + upper.triu(1).t(), (sum.abs / sum.weight).to(at::kFloat), sum.tokens};
+    sum.moment.reset();
   }
   return out;
 }

@@ -28,8 +28,9 @@ class StatisticsSums {
   explicit StatisticsSums(TokenWeights weights = {}) : weights_(weights) {}
   /// x: [tokens, K] float32, a window.
   void add(model::Input input, const at::Tensor& x);
-  /// Divided by the tokens' weight. Throws Error naming `layer` when a sum is not finite.
-  std::array<solver::Statistics, model::kInputs> finish(int64_t layer) const;
+  /// Divided by the tokens' weight; the sums of moments are let go. Throws Error naming `layer` when a sum is not
+  /// finite.
+  std::array<solver::Statistics, model::kInputs> finish(int64_t layer);
   /// Share of an input's squared values that lies in tokens of more than ten times their window's median.
   double outlier_share(model::Input input) const;
 

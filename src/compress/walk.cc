@@ -206,7 +206,7 @@ MatrixReport pack_matrix(const Solving& solved, const solver::Solution& solution
   report.layout = layout.name;
   report.N = target.size(0);
   report.K = target.size(1);
-  report.loss = relative_loss(target, weight, solved.problem.stats.second_moment);
+  report.loss = relative_loss(target, weight, solved.problem.stats.second_moment.to(target.device()));
   if (solution.keep.defined())
     report.sparsity = 1 - double(solution.keep.sum().item<int64_t>()) / double(solution.keep.numel());
   report.bytes = int64_t(out.back().bytes.size());
@@ -380,7 +380,7 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
           net.inputs(dense, hidden.get(w), add);
         }
       }
-      const auto statistics = sums.finish(index);
+      auto statistics = sums.finish(index);
       PackedLayer packed;
       std::array<at::Tensor, model::kInputs> scales;
       if (solver::method(options.method).input_scale != nullptr) {
@@ -396,6 +396,11 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
         if (!layer.weight[m].defined()) continue;
         solved[m] = solve_matrix(model::tensor_name(index, model::Matrix(m)) + ".weight", dense.weight[m],
                                  statistics[input_of(m)], layer.weight[m], scales[input_of(m)], options, solutions[m]);
+      }
+      if (trains) {  // which needs the device's memory, and no statistics
+        statistics = {};
+        for (Solving& one : solved)
+          if (one.problem.W.defined()) one.problem.stats.second_moment = one.problem.stats.second_moment.to(at::kCPU);
       }
       const Block block{.net = net,
                         .layer = layer,

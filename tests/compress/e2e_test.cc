@@ -47,7 +47,7 @@ TEST(TrainedMatrix, IsTheSolutionUntilItIsTrained) {
         const solver::Solution from = some_solution(grid, keep);
         const TrainedMatrix matrix(from, grid, at::kCPU);
         EXPECT_TRUE(matrix.weight().equal(from.weight)) << bits << ' ' << keep;
-        EXPECT_TRUE(matrix.solution().weight.equal(from.weight)) << bits << ' ' << keep;
+        EXPECT_TRUE(matrix.solution(from).weight.equal(from.weight)) << bits << ' ' << keep;
         EXPECT_EQ(matrix.parameters().size(), symmetric ? 1u : 2u);
       }
 }
@@ -69,6 +69,93 @@ TEST(TrainedMatrix, GradientsAreThoseOfScalesAndZeroPoints) {
   };
   EXPECT_TRUE(near(matrix.parameters()[0].grad(), (steps * w * keep).sum(2)));
   EXPECT_TRUE(near(matrix.parameters()[1].grad(), -(w * keep).sum(2)));
+}
+
+/// Scales and zero points that are past what is stored, below it, between two codes, and as they were.
+void move_parameters(const TrainedMatrix& matrix, const at::Tensor& first_zero) {
+  const c10::NoGradGuard no_grad;
+  const std::vector<at::Tensor> parameters = matrix.parameters();
+  const int64_t n = parameters[0].size(0);
+  const at::Tensor unit = parameters[0].clone();
+  for (int64_t i = 0; i < n; ++i) {
+    if (i % 5 == 1) parameters[0][i] = 1e-9F;  // below the least f16
+    if (i % 5 == 2) parameters[0][i] *= 1.3717F;
+    if (i % 5 == 3) parameters[0][i] = 70000;
+    if (parameters.size() == 1) continue;
+    if (i % 4 == 1) parameters[1][i] = -2.6F * unit[i];
+    if (i % 4 == 2) parameters[1][i] = 300 * unit[i];
+    if (i % 4 == 3) parameters[1][i] = (first_zero[i] + 0.3F) * unit[i];
+  }
+}
+
+TEST(TrainedMatrix, ProductsHaveTheGradientsOfStraightThroughRoundingWhereverParametersAre) {
+  const c10::AutoGradMode gradients(true);
+  for (const bool symmetric : {false, true})
+    for (const int bits : {2, 3, 4, 8})
+      for (const int keep_kind : {0, 1, 2}) {
+        const solver::Grid grid{bits, 16, symmetric};
+        const solver::Solution from = some_solution(grid, keep_kind);
+        const at::Tensor keep =
+            solver::grouped((from.keep.defined() ? from.keep : at::ones({6, 72}, at::kBool)).to(at::kDouble), 16);
+        const at::Tensor live = keep.sum(2).gt(0).logical_and(from.scale > 0).flatten().nonzero().flatten();
+        const auto of_live = [&](const at::Tensor& x) { return x.flatten(0, 1).index_select(0, live).to(at::kDouble); };
+        const TrainedMatrix matrix(from, grid, at::kCPU);
+        move_parameters(matrix, of_live(from.zero).to(at::kFloat));
+        const std::vector<at::Tensor> now = matrix.parameters();
+        ASSERT_EQ(now[0].size(0), live.size(0));
+
+        // In double and by hand: the stored scale and zero, d/dscale = sum of (code - zero) dW and d/doffset =
+        // -scale / unit sum of dW over what is kept, whether clamped or not.
+        const at::Tensor scale = now[0].detach().clamp(0x1p-24, 65504).to(at::kHalf).to(at::kDouble);
+        const at::Tensor unit = of_live(from.scale);
+        const at::Tensor zero =
+            symmetric
+                ? of_live(from.zero)
+                : (now[1].detach() / unit.to(at::kFloat)).round().clamp(0, double((1 << bits) - 1)).to(at::kDouble);
+        const at::Tensor steps =
+            (of_live(solver::grouped(from.code.to(at::kDouble), 16)) - zero.unsqueeze(1)) * of_live(keep);
+        const at::Tensor W = solver::ungrouped(
+            at::zeros({6 * 5, 16}, at::kDouble).index_copy(0, live, steps * scale.unsqueeze(1)).reshape({6, 5, 16}),
+            72);
+        const at::Tensor x = random_matrix(7, 72, 8), dy = random_matrix(7, 6, 9);
+        const at::Tensor dW = at::mm(dy.to(at::kDouble).t(), x.to(at::kDouble));
+        const at::Tensor dkept = of_live(solver::grouped(dW, 16)) * of_live(keep);
+        for (const int64_t most_weights : {1, 150, 1 << 20}) {  // one row, two, all
+          for (at::Tensor parameter : now) parameter.mutable_grad().reset();
+          at::Tensor in = x.clone().set_requires_grad(true);
+          const at::Tensor y = product(in, matrix, most_weights);
+          (y * dy).sum().backward();
+          // Errors of float32 sums, against the largest: values of clamped scales are up to 65504 * 255.
+          const auto near = [](const at::Tensor& got, const at::Tensor& want) {
+            const double most = want.abs().max().item<double>();
+            return (got.to(at::kDouble) - want).abs().max().item<double>() <= 1e-5 * most;
+          };
+          EXPECT_TRUE(near(y.detach(), at::mm(x.to(at::kDouble), W.t()))) << bits << ' ' << keep_kind;
+          EXPECT_TRUE(near(in.grad(), at::mm(dy.to(at::kDouble), W))) << bits << ' ' << keep_kind;
+          EXPECT_TRUE(near(now[0].grad(), (steps * dkept).sum(1))) << bits << ' ' << keep_kind;
+          if (!symmetric) {
+            EXPECT_TRUE(near(now[1].grad(), -scale / unit * dkept.sum(1))) << bits << ' ' << keep_kind;
+          }
+        }
+        EXPECT_TRUE(matrix.solution(from).weight.equal(matrix.weight().detach())) << bits << ' ' << keep_kind;
+      }
+}
+
+TEST(TrainedMatrix, KeepsOnItsDeviceWhatTheDocumentationSays) {
+  // docs/compress.md: half a byte a kept weight, 10 bytes a kept group, a bit a group.
+  const solver::Grid grid{4, 16};
+  const at::Tensor W = random_matrix(64, 256, 3);
+  at::Tensor keep = at::ones({64, 256}, at::kBool);
+  for (int64_t k = 0; k < 256; k += 32) keep.narrow(1, k, 16).zero_();
+  const at::Tensor kept = solver::masked(W, keep);
+  const solver::Solution from =
+      solver::stored(solver::round_to_grid(kept, grid, solver::fit_grid(kept, grid)), grid, keep);
+  const int64_t groups = 64 * 16, kept_groups = groups / 2;
+  EXPECT_EQ(TrainedMatrix(from, grid, at::kCPU).device_bytes(), kept_groups * (8 + 10) + groups / 8);
+  const solver::Grid even{4, 16, true};
+  const solver::Solution alike =
+      solver::stored(solver::round_to_grid(kept, even, solver::fit_grid(kept, even)), even, keep);
+  EXPECT_EQ(TrainedMatrix(alike, even, at::kCPU).device_bytes(), kept_groups * (8 + 6) + groups / 8);
 }
 
 struct Walked {
