@@ -9,11 +9,13 @@ usage() {
 usage: scripts/gpu_test.sh [--tests PROGRAM] [--sanitize | --sanitize-only] [--parts PATTERN] [--jobs N]
   --tests PROGRAM   run this kernels_test, and model_test, calibrate_test, eval_test, cli_test and lacuna beside it, instead of building them; solver_test and
                     compress_test too where they are there and were made with a PyTorch for CUDA
-  --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit), in parts that run side by side: a line for
-                    each as it ends, all of its output where it found something. Most of them are the decoder's racecheck, a test each
-  --sanitize-only   these parts without the tests before them
-  --parts PATTERN   of these parts those that are named so: 'racecheck of*', '*decoder*'
+  --sanitize        the small tests once more under compute-sanitizer's memcheck and racecheck (CUDA toolkit); most of these parts are the decoder's racecheck,
+                    a test each
+  --sanitize-only   these without the tests themselves
+  --parts PATTERN   only the parts that are named so: 'tests of*', 'racecheck of*', '*decoder*'; leaves out what runs by itself at the end
   --jobs N          parts at a time; without it half as many as there are processors, 8 at most
+Parts run side by side, with a line for each as it ends and all of its output where it has not passed. By themselves, after them: what needs two devices, the
+Python package, the program, real models.
 TXT
 }
 tests="" sanitize=0 plain=1 jobs=$(($(nproc) / 2))
@@ -73,7 +75,7 @@ check() {
 }
 
 # The sanitizers' parts, those that take longest first.
-run_sanitizers() {
+add_sanitizers() {
   local names name image_kernels
   command -v compute-sanitizer >/dev/null || { printf 'error: no compute-sanitizer on the PATH; it comes with the CUDA toolkit\n' >&2; exit 1; }
   # One process a test, since each takes minutes. Left out: what runs thousands of tokens, all beams of many models, and what tries many plans. Beams in a
@@ -99,21 +101,29 @@ run_sanitizers() {
   if compressor_runs; then
     part "memcheck of the solvers" compute-sanitizer --error-exitcode 1 --kernel-name kernel_substring=fix "$folder/solver_test" '--gtest_filter=*Cuda*'
   fi
-  run_parts "$jobs" 1800 "$work"
 }
 
-if [ "$plain" -eq 0 ]; then
-  run_sanitizers
-  exit
-fi
-run "GPU tests" "$tests" '--gtest_filter=*Cuda*'
-run "GPU tests of the decoder" "$folder/model_test" '--gtest_filter=CudaDecoder*'
-run "GPU tests of calibration" "$folder/calibrate_test" '--gtest_filter=CudaCalibrate.*'
-run "GPU tests of the image net" "$folder/model_test" '--gtest_filter=CudaFlux*'
-run "GPU tests of products of the image net" "$folder/eval_test" '--gtest_filter=CudaTensorCoreCase*'
-run "GPU tests of the image net's statistics" "$folder/calibrate_test" '--gtest_filter=CudaImageStatistics*'
-run "GPU tests of plans" env LACUNA_PROGRAM="$(realpath "$folder/lacuna")" "$folder/cli_test" '--gtest_filter=TuneCuda*'
-run "GPU tests of image commands" env LACUNA_PROGRAM="$(realpath "$folder/lacuna")" "$folder/cli_test" '--gtest_filter=ImageCuda*:ImageCalibrateCuda*'
+add_tests() {
+  shards 4 "tests of kernels" "$tests" '--gtest_filter=*Cuda*'
+  shards 3 "tests of the decoder" "$folder/model_test" '--gtest_filter=CudaDecoder*'
+  part "tests of calibration" "$folder/calibrate_test" '--gtest_filter=CudaCalibrate.*'
+  part "tests of the image net" "$folder/model_test" '--gtest_filter=CudaFlux*'
+  part "tests of products of the image net" "$folder/eval_test" '--gtest_filter=CudaTensorCoreCase*'
+  part "tests of the image net's statistics" "$folder/calibrate_test" '--gtest_filter=CudaImageStatistics*'
+  part "tests of plans" env LACUNA_PROGRAM="$(realpath "$folder/lacuna")" "$folder/cli_test" '--gtest_filter=TuneCuda*'
+  part "tests of image commands" env LACUNA_PROGRAM="$(realpath "$folder/lacuna")" "$folder/cli_test" '--gtest_filter=ImageCuda*:ImageCalibrateCuda*'
+  if compressor_runs; then
+    part "tests of the solvers" "$folder/solver_test" '--gtest_filter=*Cuda*'
+    part "tests of the compressor" "$folder/compress_test" '--gtest_filter=*Cuda*'
+  else
+    printf 'SKIPPED: the compressor on a GPU, which needs a PyTorch made for CUDA\n'
+  fi
+}
+
+[ "$plain" -eq 0 ] || add_tests
+[ "$sanitize" -eq 0 ] || add_sanitizers
+run_parts "$jobs" 1800 "$work"
+[ "$plain" -eq 1 ] && [ "$part_pattern" = "*" ] || exit 0
 # Tensor parallelism through peer memory and through NCCL (libnccl.so.2 of the Python package nvidia-nccl-cu13), from the folder LACUNA_NCCL or from Python.
 if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then
   if [ -z "${LACUNA_NCCL:-}" ]; then
@@ -129,12 +139,6 @@ if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then
   fi
 else
   printf 'SKIPPED: tests of two devices, this machine has one\n'
-fi
-if compressor_runs; then
-  run "GPU tests of the solvers" "$folder/solver_test" '--gtest_filter=*Cuda*'
-  run "GPU tests of the compressor" "$folder/compress_test" '--gtest_filter=*Cuda*'
-else
-  printf 'SKIPPED: the compressor on a GPU, which needs a PyTorch made for CUDA\n'
 fi
 # The Python package, where there is a torch for CUDA. LACUNA_WHEEL: its wheel, which is built here where it is not given.
 if python3 -c 'import pytest, torch; assert torch.version.cuda' 2>/dev/null && { [ -n "${LACUNA_WHEEL:-}" ] || python3 -c 'import nanobind, scikit_build_core' 2>/dev/null; }; then
@@ -166,4 +170,3 @@ if ! grep -q '^\[       OK \]' "$log"; then
   printf 'error: no real model was compared; run lacuna pull smollm2-135m first\n' >&2
   exit 1
 fi
-[ "$sanitize" -eq 0 ] || run_sanitizers
