@@ -54,7 +54,7 @@ run_parts() {
       failed+=("${part_names[i]}")
       case $status in
         0) printf '%s: tests skipped, or there were none:\n' "$name" ;;
-        124 | 137) printf '%s: ended, %s s are the most that it may take:\n' "$name" "$limit" ;;
+        124 | 137) printf '%s: ended with status %s; %s s are the most that it may take:\n' "$name" "$status" "$limit" ;;
         *) printf '%s: failed with status %s:\n' "$name" "$status" ;;
       esac
       cat "$folder/$i.log"

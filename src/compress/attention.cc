@@ -12,14 +12,14 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 /// Queries first .. first + queries of every window and the keys that one of them sees.
-struct Block {
+struct QueryBlock {
   int64_t first, queries, first_key, keys;
 };
 
 /// The walk over blocks of queries. Heads that share a key are rows of one product.
-class Blocks {
+class QueryBlocks {
  public:
-  Blocks(const at::Tensor& q, const at::Tensor& k, int64_t window, int64_t most_scores)
+  QueryBlocks(const at::Tensor& q, const at::Tensor& k, int64_t window, int64_t most_scores)
       : windows_(q.size(0)),
         kv_heads_(k.size(1)),
         shared_(q.size(1) / k.size(1)),
@@ -32,25 +32,25 @@ class Blocks {
     for (int64_t first = 0; first < tokens_; first += queries_) {
       const int64_t queries = std::min(queries_, tokens_ - first),
                     first_key = window_ > 0 ? std::max<int64_t>(0, first - window_ + 1) : 0;
-      f(Block{first, queries, first_key, first + queries - first_key});
+      f(QueryBlock{first, queries, first_key, first + queries - first_key});
     }
   }
 
   /// x: [windows, n_heads, tokens, d] -> [windows, n_kv_heads, heads that share a key * queries, d].
-  at::Tensor queries_of(const at::Tensor& x, const Block& block) const {
+  at::Tensor queries_of(const at::Tensor& x, const QueryBlock& block) const {
     return x.narrow(2, block.first, block.queries).unflatten(1, {kv_heads_, shared_}).flatten(2, 3);
   }
   /// The inverse: writes a block's rows to x.
-  void put(const at::Tensor& rows, const Block& block, const at::Tensor& x) const {
+  void put(const at::Tensor& rows, const QueryBlock& block, const at::Tensor& x) const {
     x.narrow(2, block.first, block.queries).copy_(rows.unflatten(2, {shared_, block.queries}).flatten(1, 2));
   }
   /// x: [windows, n_kv_heads, tokens, d]
-  static at::Tensor keys_of(const at::Tensor& x, const Block& block) {
+  static at::Tensor keys_of(const at::Tensor& x, const QueryBlock& block) {
     return x.narrow(2, block.first_key, block.keys);
   }
 
   /// Rows of the softmax: [windows, n_kv_heads, heads that share a key * queries, keys].
-  at::Tensor shares(const at::Tensor& queries, const at::Tensor& keys, const Block& block) const {
+  at::Tensor shares(const at::Tensor& queries, const at::Tensor& keys, const QueryBlock& block) const {
     at::Tensor scores = at::matmul(queries, keys.transpose(-1, -2)).div_(std::sqrt(double(queries.size(-1))));
     const auto positions = [&](int64_t first, int64_t count) {
       return at::arange(first, first + count, scores.options().dtype(at::kLong));
@@ -74,11 +74,11 @@ struct Attention : torch::autograd::Function<Attention> {
     context->save_for_backward({q, k, v});
     context->saved_data["window"] = window;
     context->saved_data["most_scores"] = most_scores;
-    const Blocks blocks(q, k, window, most_scores);
+    const QueryBlocks blocks(q, k, window, most_scores);
     at::Tensor out = at::empty(q.sizes(), q.options());
-    blocks.each([&](const Block& block) {
-      const at::Tensor shares = blocks.shares(blocks.queries_of(q, block), Blocks::keys_of(k, block), block);
-      blocks.put(at::matmul(shares, Blocks::keys_of(v, block)), block, out);
+    blocks.each([&](const QueryBlock& block) {
+      const at::Tensor shares = blocks.shares(blocks.queries_of(q, block), QueryBlocks::keys_of(k, block), block);
+      blocks.put(at::matmul(shares, QueryBlocks::keys_of(v, block)), block, out);
     });
     return out;
   }
@@ -86,18 +86,18 @@ struct Attention : torch::autograd::Function<Attention> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &dout = gradients[0];
-    const Blocks blocks(q, k, context->saved_data["window"].toInt(), context->saved_data["most_scores"].toInt());
+    const QueryBlocks blocks(q, k, context->saved_data["window"].toInt(), context->saved_data["most_scores"].toInt());
     const double scale = 1 / std::sqrt(double(q.size(-1)));
     at::Tensor dq = at::empty(q.sizes(), q.options()), dk = at::zeros(k.sizes(), k.options()),
                dv = at::zeros(v.sizes(), v.options());
-    blocks.each([&](const Block& block) {
-      const at::Tensor queries = blocks.queries_of(q, block), keys = Blocks::keys_of(k, block);
+    blocks.each([&](const QueryBlock& block) {
+      const at::Tensor queries = blocks.queries_of(q, block), keys = QueryBlocks::keys_of(k, block);
       const at::Tensor shares = blocks.shares(queries, keys, block), d = blocks.queries_of(dout, block);
-      Blocks::keys_of(dv, block).add_(at::matmul(shares.transpose(-1, -2), d));
-      const at::Tensor dshares = at::matmul(d, Blocks::keys_of(v, block).transpose(-1, -2));
+      QueryBlocks::keys_of(dv, block).add_(at::matmul(shares.transpose(-1, -2), d));
+      const at::Tensor dshares = at::matmul(d, QueryBlocks::keys_of(v, block).transpose(-1, -2));
       const at::Tensor dscores = at::_softmax_backward_data(dshares, shares, -1, shares.scalar_type()).mul_(scale);
       blocks.put(at::matmul(dscores, keys), block, dq);
-      Blocks::keys_of(dk, block).add_(at::matmul(dscores.transpose(-1, -2), queries));
+      QueryBlocks::keys_of(dk, block).add_(at::matmul(dscores.transpose(-1, -2), queries));
     });
     return {dq, dk, dv, {}, {}};
   }

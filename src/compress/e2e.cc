@@ -203,9 +203,12 @@ State load_state(const std::string& path, const E2eOptions& options, std::vector
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor value;
-    archive.read("parameter" + std::to_string(i), value);
+    if (!archive.try_read("parameter" + std::to_string(i), value))
+      throw Error("{}: belongs to other solutions of the walk ({} parameters, now {}); remove it", path, i,
+                  parameters.size());
     if (value.sizes() != parameters[i].sizes())
-      throw Error("{}: belongs to other solutions of the walk; remove it", path);
+      throw Error("{}: belongs to other solutions of the walk (parameter {} has {} values, now {}); remove it", path, i,
+                  value.numel(), parameters[i].numel());
     parameters[i].copy_(value);
   }
   torch::serialize::InputArchive inner;
@@ -413,7 +416,8 @@ E2eReport e2e(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, co
   std::filesystem::create_directories(tuned_folder(walked.work_folder));
   for (size_t l = 0; l < net.layers().size(); ++l) {
     PackedLayer packed = read_layer(layer_path(walked.work_folder, int64_t(l)));
-    const auto solutions = read_solutions(solutions_path(walked.work_folder, int64_t(l)));
+    std::array<solver::Solution, model::kMatrices> solutions;
+    if (report.kept) solutions = read_solutions(solutions_path(walked.work_folder, int64_t(l)));
     for (PackedTensor& tensor : packed.tensors)
       for (size_t m = 0; m < size_t(model::kMatrices); ++m) {
         const auto& matrix = net.layers()[l].matrix[m];

@@ -50,8 +50,8 @@ class Net {
   using Tap = std::function<void(model::Input, const at::Tensor& x)>;
 
   /// The checkpoint must outlive the net. Throws Error for what the runtime would refuse too.
-  /// pool: for the runtime's attention, which takes a fifteenth of the time of tensor operations; nullptr, a device
-  /// other than the CPU, and gradients: causal_attention. The table of embeddings stays on the CPU.
+  /// pool: for the runtime's attention, on the CPU and without gradients; else, and with nullptr, causal_attention. The
+  /// table of embeddings stays on the CPU.
   explicit Net(const io::Checkpoint& checkpoint, at::Device device = at::kCPU, ThreadPool* pool = nullptr);
 
   const model::Config& config() const { return config_; }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <optional>
 
 #include "compress/e2e.h"
@@ -399,8 +400,14 @@ WalkReport walk(const io::Checkpoint& checkpoint, std::span<const int32_t> ids, 
       }
       if (trains) {  // which needs the device's memory, and no statistics
         statistics = {};
-        for (Solving& one : solved)
-          if (one.problem.W.defined()) one.problem.stats.second_moment = one.problem.stats.second_moment.to(at::kCPU);
+        std::map<const void*, at::Tensor> on_host;  // matrices of one input share a moment
+        for (Solving& one : solved) {
+          if (!one.problem.W.defined()) continue;
+          at::Tensor& moment = one.problem.stats.second_moment;
+          at::Tensor& moved = on_host[moment.data_ptr()];
+          if (!moved.defined()) moved = moment.to(at::kCPU);
+          moment = moved;
+        }
       }
       const Block block{.net = net,
                         .layer = layer,

@@ -76,9 +76,12 @@ TEST(CausalAttention, TakesViewsAndGivesTheSameBytesTwice) {
   };
   const std::vector<at::Tensor> a = once(), b = once();
   for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i].equal(b[i]));
-  const at::Tensor qkv = random({2, 19, 3, 4, 8}, 5).to(at::kDouble);
+  const at::Tensor qkv = random({2, 19, 3, 4, 8}, 5).to(at::kDouble).set_requires_grad(true);
   const auto of = [&](int64_t i) { return qkv.select(2, i).transpose(1, 2); };
-  EXPECT_TRUE(at::allclose(a[0].to(at::kDouble), plain(of(0), of(1), of(2), 0), 1e-5, 1e-6));
+  const at::Tensor want = plain(of(0), of(1), of(2), 0);
+  want.square().sum().backward();
+  EXPECT_TRUE(at::allclose(a[0].to(at::kDouble), want.detach(), 1e-5, 1e-6));
+  EXPECT_TRUE(at::allclose(a[1].to(at::kDouble), qkv.grad(), 1e-5, 1e-5));
 }
 
 }  // namespace

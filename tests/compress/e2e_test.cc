@@ -274,6 +274,14 @@ TEST(E2e, RefusesAnotherRunsCheckpointAndADamagedOne) {
   E2eOptions other = kOptions;
   other.lr *= 2;
   EXPECT_THROW(e2e(checkpoint, walked.ids, walked.samples, walked.options, other), Error);
+  const Walked elsewhere = walk_it(checkpoint, folder.file("other"), solver::Pattern::Kind::row);
+  std::filesystem::copy_file(folder.file("work/e2e.pt"), folder.file("other/e2e.pt"));
+  try {
+    e2e(checkpoint, elsewhere.ids, elsewhere.samples, elsewhere.options, kOptions);
+    ADD_FAILURE() << "another walk's parameters were taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("other solutions"), std::string::npos) << error.what();
+  }
   std::filesystem::resize_file(folder.file("work/e2e.pt"), 100);
   EXPECT_THROW(e2e(checkpoint, walked.ids, walked.samples, walked.options, kOptions), Error);
 }

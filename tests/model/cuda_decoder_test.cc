@@ -774,6 +774,7 @@ TEST_F(CudaDecoderTest, GroupedAndGroupSparseBatchesGiveTheLogitsOfSingleTokens)
 
 // Groups that are larger than the work space for their weights, with slices that begin within a part: each output is
 // the same sum wherever its slice begins.
+// HostDecoder's test of this name counts that the products are sliced.
 TEST_F(CudaDecoderTest, SlicesOfAGroupGiveTheSameBits) {
   const ModelShape shape = {"sliced", "llama", 2, 256, 8, 4, 128, 768, 3001, 64, 1e-5, 10000, 1, false, false};
   using layout::Id;

@@ -27,6 +27,16 @@ constexpr int kStagedTokens = 64, kStagedBytes = kStagedTokens * kBlockRows * 2,
 /// the blocks that run at once they stay in L2.
 constexpr int kRasterPairs = 12;
 
+/// A tile as the consumers read it, beside its first stage.
+struct alignas(16) Announced {
+  int n = 0;               // the first output, in its group
+  int base = 0;            // the group's first row of w
+  int token = 0, end = 0;  // as of a Tile
+  int tokens = 0;          // 0: no tile follows
+};
+
+constexpr int kBarriers = 3;  // of a stage
+
 template <bool kEightBits_, bool kSparse_, bool kFull_, int kTokens_, int kCluster_, bool kStaged_ = true>
 struct Shape {
   static constexpr bool kEightBits = kEightBits_, kSparse = kSparse_, kFull = kFull_, kStaged = kStaged_;
@@ -42,10 +52,12 @@ struct Shape {
   static constexpr int kStaging =
       std::min(kTokens / kStagedTokens, kSparse ? 3 : 2);  // buffers; dense, a third would cost a stage
   static constexpr int kStageBytes = (kTokenTileBytes + kGroups * kBlockBytes + 1023) / 1024 * 1024;
-  static constexpr int kOther = kGroups * (kStaging * kStagedBytes + kTokens * 4) + 448;
+  static constexpr int kOther = kGroups * (kStaging * kStagedBytes + kTokens * int(sizeof(float))) +
+                                kMostStages * int(kBarriers * sizeof(uint64_t) + sizeof(Announced));
   static constexpr int kStages = std::min(kMostStages, (kMostShared - kOther) / kStageBytes);
   static constexpr int kShared = kStages * kStageBytes + kOther;
   static_assert(kStages >= 3 && kSums * (kFull ? 2 : 1) <= 128);
+  static_assert(kBarriers * kMostStages * sizeof(uint64_t) % alignof(Announced) == 0);
 };
 
 /// What a block computes next.
@@ -54,14 +66,6 @@ struct Tile {
   int group = 0;
   int token = 0, end = 0;  // the first, and where the group's end
   int tokens = 0;
-};
-
-/// A tile as the consumers read it, beside its first stage.
-struct alignas(16) Announced {
-  int n = 0;               // the first output, in its group
-  int base = 0;            // the group's first row of w
-  int token = 0, end = 0;  // as of a Tile
-  int tokens = 0;          // 0: no tile follows
 };
 
 /// The stages in turn. The phase's parity is what consumers wait for; the producer waits for the other one.
@@ -76,8 +80,9 @@ struct Turn {
 };
 
 /// A barrier of each stage: what was brought is there; each thread of this block has read it; warps of the cluster's
-/// other blocks have read what they have of the same tokens. Every thread arrives by itself, which takes no longer than
-/// one for its warp (H200) and is an order that racecheck sees: the compiler leaves no instruction of a warp's barrier.
+/// other blocks have read what they have of the same tokens. Every thread arrives by itself, which takes as long as one
+/// for its warp (within 2%, H200) and is an order that racecheck sees: of a warp's barrier the compiler leaves no
+/// instruction.
 struct Barriers {
   uint64_t *full, *empty, *empty_elsewhere;
 
@@ -481,7 +486,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   float* const token_scales = reinterpret_cast<float*>(staging + kGroups * S::kStaging * kStagedBytes);
   uint64_t* const full = reinterpret_cast<uint64_t*>(token_scales + kGroups * S::kTokens);
   const Barriers barriers{full, full + kMostStages, full + 2 * kMostStages};
-  Announced* const announced = reinterpret_cast<Announced*>(full + 3 * kMostStages);
+  Announced* const announced = reinterpret_cast<Announced*>(full + kBarriers * kMostStages);
   const int group = __shfl_sync(~0u, int(threadIdx.x) / 128, 0);  // known to be the same in a warp
   const int k_tiles = int((a.w.K * (S::kEightBits ? 1 : 2) + kTokenBytes - 1) / kTokenBytes);
   launch_dependents();
