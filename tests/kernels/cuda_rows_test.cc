@@ -241,6 +241,40 @@ TEST_P(EachLayout, ProductIsTheReference) {
   expect_close(multiply(l, {5001}, 1024, random_values(1024, 13), false), "many rows");
 }
 
+struct Expected {
+  std::vector<float> y;
+  std::vector<double> bound;
+};
+
+/// Of M tokens: [M, N] each. size: magnitudes() of the weights.
+Expected expect(const kernels::WeightView& w, const std::vector<float>& size, const std::vector<float>& x,
+                int64_t x_stride, int64_t M) {
+  const auto [N, K] = w.shape;
+  Expected out{std::vector<float>(size_t(M * N)), {}};
+  for (int64_t m = 0; m < M; ++m) {
+    const float* const token = &x[size_t(m * x_stride)];
+    kernels::reference_linear(w, {token, 1, K}, {&out.y[size_t(m * N)], N});
+    for (int64_t n = 0; n < N; ++n) {
+      double sum = 0;
+      for (int64_t k = 0; k < K; ++k) sum += double(size[size_t(n * K + k)]) * std::abs(double(token[k]));
+      out.bound.push_back(rounding_bound(K) * sum + 0x1p-22 * std::abs(double(out.y[size_t(m * N + n)])) + 1e-30);
+    }
+  }
+  return out;
+}
+
+void launch(std::span<const cuda::RowsPart> parts, const OnDevice<float>& x, int64_t M, int64_t x_stride,
+            int64_t y_stride, float threshold = 0) {
+  cuda::RowsArgs args;
+  args.parts = parts;
+  args.x = x.data();
+  args.threshold = threshold;
+  args.M = M;
+  args.x_stride = x_stride;
+  args.y_stride = y_stride;
+  cuda::launch_rows(device(), stream(), args);
+}
+
 TEST_P(EachLayout, ProductsOfAFewTokensAreTheReference) {
   LACUNA_NEED_DEVICE();
   const layout::Layout& l = layout::get(GetParam());
@@ -256,26 +290,13 @@ TEST_P(EachLayout, ProductsOfAFewTokensAreTheReference) {
     for (const int64_t M : {2, 3, 4}) {
       const OnDevice<float> y(size_t(M * y_stride));
       const std::vector<cuda::RowsPart> parts = {{{&l, weights.data(), N, K}, bias_there.data(), y.data()}};
-      cuda::RowsArgs args;
-      args.parts = parts;
-      args.x = x_there.data();
-      args.M = M;
-      args.x_stride = x_stride;
-      args.y_stride = y_stride;
-      cuda::launch_rows(device(), stream(), args);
+      launch(parts, x_there, M, x_stride, y_stride);
       const auto got = y.values();
-      for (int64_t m = 0; m < M; ++m) {
-        const float* const token = &x[size_t(m * x_stride)];
-        std::vector<float> expected(static_cast<size_t>(N));
-        kernels::reference_linear(view, {token, 1, K}, {expected.data(), N});
-        for (int64_t n = 0; n < N; ++n) {
-          double sum = 0;
-          for (int64_t k = 0; k < K; ++k) sum += double(size[size_t(n * K + k)]) * std::abs(double(token[k]));
-          ASSERT_NEAR(got[size_t(m * y_stride + n)], expected[size_t(n)],
-                      rounding_bound(K) * sum + 0x1p-22 * std::abs(double(expected[size_t(n)])) + 1e-30)
+      const Expected expected = expect(view, size, x, x_stride, M);
+      for (int64_t m = 0; m < M; ++m)
+        for (int64_t n = 0; n < N; ++n)
+          ASSERT_NEAR(got[size_t(m * y_stride + n)], expected.y[size_t(m * N + n)], expected.bound[size_t(m * N + n)])
               << l.name << " K " << K << " token " << m << " of " << M << " output " << n;
-        }
-      }
     }
   }
 }
@@ -301,19 +322,7 @@ TEST_P(EachLayout, TeamsOfManyRows) {
   for (const auto& [M, threshold] : {Case{1, 0}, {1, 0.5f}, {3, 0}}) {
     for (float& v : x)
       if (std::abs(v) < threshold) v = 0;
-    std::vector<float> expected(size_t(M * outputs));
-    std::vector<double> bound(expected.size());
-    for (int64_t m = 0; m < M; ++m) {
-      const float* const token = &x[size_t(m * x_stride)];
-      kernels::reference_linear({"w", &l, {outputs, K}, bytes}, {token, 1, K},
-                                {&expected[size_t(m * outputs)], outputs});
-      for (int64_t n = 0; n < outputs; ++n) {
-        const auto i = size_t(m * outputs + n);
-        double sum = 0;
-        for (int64_t k = 0; k < K; ++k) sum += double(size[size_t(n * K + k)]) * std::abs(double(token[k]));
-        bound[i] = rounding_bound(K) * sum + 0x1p-22 * std::abs(double(expected[i])) + 1e-30;
-      }
-    }
+    const Expected expected = expect({"w", &l, {outputs, K}, bytes}, size, x, x_stride, M);
     for (const int64_t rows : {40 * multiprocessors, 80 * multiprocessors, most_rows}) {
       const int64_t y_stride = 2 * rows + 3;
       const OnDevice<float> y(size_t(M * y_stride));
@@ -323,21 +332,14 @@ TEST_P(EachLayout, TeamsOfManyRows) {
         parts.push_back({{&l, weights.data(), N, K}, nullptr, y.data() + at});
         at += N;
       }
-      cuda::RowsArgs args;
-      args.parts = parts;
-      args.x = x_there.data();
-      args.threshold = threshold;
-      args.M = M;
-      args.x_stride = x_stride;
-      args.y_stride = y_stride;
-      cuda::launch_rows(device(), stream(), args);
+      launch(parts, x_there, M, x_stride, y_stride, threshold);
       const auto got = y.values();
       for (int64_t m = 0; m < M; ++m) {
         int64_t first = 0;
         for (const cuda::RowsPart& part : parts) {
           for (int64_t n = 0; n < part.weights.N; ++n) {
             const auto i = size_t(m * outputs + n % outputs);
-            ASSERT_NEAR(got[size_t(m * y_stride + first + n)], expected[i], bound[i])
+            ASSERT_NEAR(got[size_t(m * y_stride + first + n)], expected.y[i], expected.bound[i])
                 << l.name << ": " << rows << " rows, token " << m << " of " << M << ", output " << first + n
                 << ", threshold " << threshold;
           }
