@@ -13,15 +13,13 @@ usage: scripts/gpu_test.sh [--tests PROGRAM] [--sanitize | --sanitize-only] [--p
                     a test each
   --sanitize-only   these without the tests themselves
   --parts PATTERN   only the parts that are named so: 'tests of*', 'racecheck of*', '*decoder*'; leaves out what runs by itself at the end
-  --jobs N          parts at a time; without it half as many as there are processors, 8 at most. Some tests need gigabytes of the device's memory and skip,
+  --jobs N          parts at a time; without it half as many as there are processors, 8 a GPU at most. Some tests need gigabytes of the device's memory and skip,
                     so that their part fails, where others leave less: 1 on a small card
-Parts run side by side, with a line for each as it ends and all of its output where it has not passed. By themselves, after them: what needs two devices, the
-Python package, the program, real models.
+Parts run side by side, divided between the GPUs (CUDA_VISIBLE_DEVICES or all), with a line for each as it ends and all of its output where it has not passed.
+By themselves, after them: what needs two devices, the Python package, the program, real models.
 TXT
 }
-tests="" sanitize=0 plain=1 jobs=$(($(nproc) / 2))
-[ "$jobs" -ge 1 ] || jobs=1
-[ "$jobs" -le 8 ] || jobs=8
+tests="" sanitize=0 plain=1 jobs=0
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit 0 ;;
@@ -38,6 +36,18 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
+# Parts of tests and sanitizers are divided between the GPUs.
+if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
+  IFS=, read -ra part_devices <<<"$CUDA_VISIBLE_DEVICES"
+else
+  mapfile -t part_devices < <(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null || true)
+fi
+[ "${#part_devices[@]}" -gt 0 ] || { printf 'error: nvidia-smi lists no GPU; these tests need one and its driver\n' >&2; exit 1; }
+if [ "$jobs" -eq 0 ]; then
+  jobs=$(($(nproc) / 2)) most=$((8 * ${#part_devices[@]}))
+  [ "$jobs" -ge 1 ] || jobs=1
+  [ "$jobs" -le "$most" ] || jobs=$most
+fi
 if [ -z "$tests" ]; then
   torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__) if torch.version.cuda else "")' 2>/dev/null || true)
   compressor=()
@@ -127,7 +137,7 @@ add_tests() {
 run_parts "$jobs" 1800 "$work"
 [ "$plain" -eq 1 ] && [ "$part_pattern" = "*" ] || exit 0
 # Tensor parallelism through peer memory and through NCCL (libnccl.so.2 of the Python package nvidia-nccl-cu13), from the folder LACUNA_NCCL or from Python.
-if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then
+if [ "${#part_devices[@]}" -gt 1 ]; then
   if [ -z "${LACUNA_NCCL:-}" ]; then
     LACUNA_NCCL=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0] + "/lib")' 2>/dev/null || true)
     export LACUNA_NCCL
@@ -144,7 +154,7 @@ else
 fi
 # The Python package, where there is a torch for CUDA. LACUNA_WHEEL: its wheel, which is built here where it is not given.
 if python3 -c 'import pytest, torch; assert torch.version.cuda' 2>/dev/null && { [ -n "${LACUNA_WHEEL:-}" ] || python3 -c 'import nanobind, scikit_build_core' 2>/dev/null; }; then
-  scripts/python_test.sh --python python3 --cuda ${LACUNA_WHEEL:+--wheel "$LACUNA_WHEEL"}
+  scripts/python_test.sh --python python3 --cuda --jobs "$jobs" ${LACUNA_WHEEL:+--wheel "$LACUNA_WHEEL"}
 else
   printf 'SKIPPED: the Python package, which needs torch for CUDA, pytest, and LACUNA_WHEEL or nanobind and scikit-build-core\n'
 fi

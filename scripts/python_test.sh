@@ -7,18 +7,19 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
   cat <<'TXT2'
-usage: scripts/python_test.sh [--prepare] [--python PYTHON] [--wheel FILE] [--cuda]
+usage: scripts/python_test.sh [--prepare] [--python PYTHON] [--wheel FILE] [--cuda] [--jobs N]
   --prepare         only make the virtual environment in build/python-venv (torch and diffusers from PyPI, about 5 GB), where it is not there yet
   --python PYTHON   an interpreter that has torch and pytest, and to build nanobind and scikit-build-core, in place of it; nothing is installed into it
   --wheel FILE      test this wheel instead of building one
   --cuda            a test that skips is a failure, but for those of two devices where there is one. Else those on CUDA may, where there is none
+  --jobs N          tests at a time, where the interpreter has pytest-xdist
 TXT2
 }
 
 # Versions that the tests are run with.
 wheels=(torch==2.11.0 diffusers==0.35.2 transformers==4.56.2 numpy safetensors pillow pytest nanobind==3.1.0 scikit-build-core==1.1.2)
 venv=build/python-venv
-prepare=0 python="" wheel="" cuda=0
+prepare=0 python="" wheel="" cuda=0 jobs=1
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit 0 ;;
@@ -26,6 +27,11 @@ while [ $# -gt 0 ]; do
     --python) python=${2:?--python needs an interpreter}; shift ;;
     --wheel) wheel=${2:?--wheel needs a file}; shift ;;
     --cuda) cuda=1 ;;
+    --jobs)
+      jobs=${2:?--jobs needs a number}
+      [[ $jobs =~ ^[1-9][0-9]*$ ]] || { printf 'error: --jobs %s; it takes a number from 1 on\n' "$jobs" >&2; exit 2; }
+      shift
+      ;;
     *) printf 'error: unknown option %s\n' "$1" >&2; usage >&2; exit 2 ;;
   esac
   shift
@@ -66,8 +72,10 @@ rm -rf "$site"
 
 log=build/python_test.log
 status=0
+workers=()
+if [ "$jobs" -gt 1 ] && "$python" -c 'import xdist' 2>/dev/null; then workers=(-n "$jobs"); fi
 # Threads that wait do not spin: the machine may build at the same time.
-OMP_WAIT_POLICY=passive TORCHINDUCTOR_COMPILE_THREADS=1 PYTHONPATH=$site "$python" -m pytest -q -ra --durations=5 -p no:cacheprovider python/tests >"$log" 2>&1 || status=$?
+OMP_WAIT_POLICY=passive TORCHINDUCTOR_COMPILE_THREADS=1 PYTHONPATH=$site "$python" -m pytest -q -ra --durations=5 -p no:cacheprovider ${workers[@]+"${workers[@]}"} python/tests >"$log" 2>&1 || status=$?
 allowed='on CUDA: '
 [ "$cuda" -eq 0 ] || allowed='on CUDA: there is one device only'
 if grep -E '^SKIPPED ' "$log" | grep -vqF "$allowed"; then

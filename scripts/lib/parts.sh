@@ -3,6 +3,7 @@
 
 part_names=() part_commands=() part_pids=()  # pids: of those that run, by their places in the list
 part_pattern="*"                             # names of the parts that count
+part_devices=()                              # GPUs to share between the parts, as CUDA_VISIBLE_DEVICES names them; none: each part sees all
 
 # part NAME COMMAND...: one more for run_parts, where its name counts.
 part() {
@@ -28,15 +29,28 @@ passed() { grep -q '^\[  PASSED  \] [1-9]' "$1" && ! grep -q '^\[  SKIPPED \]' "
 # summary LOG: the lines that count tests and a sanitizer's findings, in one.
 summary() { grep -hE '^\[  PASSED  \]|ERROR SUMMARY|RACECHECK SUMMARY' "$1" | paste -sd' ' || true; }
 
+# idlest_device: the place in part_devices of the GPU that fewest of the running parts use. part_on: each part's, by its place in the list.
+idlest_device() {
+  local i best=0 parts=()
+  for i in "${!part_devices[@]}"; do parts[i]=0; done
+  for i in "${!part_pids[@]}"; do parts[part_on[i]]=$((parts[part_on[i]] + 1)); done
+  for i in "${!parts[@]}"; do [ "${parts[i]}" -ge "${parts[best]}" ] || best=$i; done
+  echo "$best"
+}
+
 # run_parts MOST SECONDS FOLDER: runs the parts in their order, MOST at a time, none for longer than SECONDS, their output in FOLDER. Prints a line for
 # each as it ends and, where it has not passed, all of its output. Returns 1 where one has not, and where there are none.
 run_parts() {
-  local most=$1 limit=$2 folder=$3 next=0 status i name started=() failed=()
+  local most=$1 limit=$2 folder=$3 next=0 status i name devices="" started=() failed=() part_on=()
   [ "${#part_names[@]}" -gt 0 ] || { printf 'error: no part has a name like %s\n' "$part_pattern" >&2; return 1; }
   while [ "$next" -lt "${#part_names[@]}" ] || [ "${#part_pids[@]}" -gt 0 ]; do
     while [ "$next" -lt "${#part_names[@]}" ] && [ "${#part_pids[@]}" -lt "$most" ]; do
+      if [ "${#part_devices[@]}" -gt 0 ]; then
+        part_on[next]=$(idlest_device)
+        devices="CUDA_VISIBLE_DEVICES=${part_devices[part_on[next]]}"
+      fi
       # timeout makes a process group of the part, which ends with it.
-      eval "exec timeout --kill-after 10 $limit ${part_commands[$next]}" >"$folder/$next.log" 2>&1 </dev/null &
+      eval "exec env $devices timeout --kill-after 10 $limit ${part_commands[$next]}" >"$folder/$next.log" 2>&1 </dev/null &
       part_pids[next]=$! started[next]=$SECONDS
       next=$((next + 1))
     done
