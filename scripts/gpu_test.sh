@@ -89,6 +89,7 @@ check() {
 add_sanitizers() {
   local names name image_kernels
   command -v compute-sanitizer >/dev/null || { printf 'error: no compute-sanitizer on the PATH; it comes with the CUDA toolkit\n' >&2; exit 1; }
+  check memcheck 12 "the decoder" "$folder/model_test" 'CudaDecoder*:-*AThousand*:*Tuned*'
   # One process a test, since each takes minutes. Left out: what runs thousands of tokens, all beams of many models, and what tries many plans. Beams in a
   # fixed order have every kernel of beams.
   "$folder/model_test" --gtest_list_tests '--gtest_filter=CudaDecoderTest.*:-*AThousand*:*Tuned*:*GivenPlans*:*PromptsLonger*:*BeamsAreAsLikely*:*TwoShardsGive*' >"$work/names"
@@ -96,7 +97,6 @@ add_sanitizers() {
   [ "${#names[@]}" -gt 0 ] || { printf 'error: model_test has no tests of the decoder\n' >&2; exit 1; }
   for name in "${names[@]}"; do check racecheck 1 "the decoder, $name" "$folder/model_test" "CudaDecoderTest.$name"; done
   check racecheck 1 "last rounds of tiles" "$tests" 'CudaTensorCore.Tiles*'
-  check memcheck 6 "the decoder" "$folder/model_test" 'CudaDecoder*:-*AThousand*:*Tuned*'
   check memcheck 6 kernels "$tests" '*CudaGemv.EveryActiveCount/zz4_k:*CudaGemv.EveryActiveCount/zz6_k:*CudaGemv.Siblings*:*CudaGemv.Large*:*CudaGemv.NonFinite*:*CudaGemv.Equal*:*CudaGemv.Norms*:*CudaGemv.TakesTheGate*:*CudaGemv.MoreBlocks*:*CudaGemv.Clears*:*CudaBaselines*:CudaCollectActive.*:CudaGemmRange.*:*CudaGemm.Slices*:CudaRows/EachLayout.Teams*:CudaOps.TopK:CudaOps.MoreValues*:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroups.Warps*:CudaGroupedRows.*:CudaCalibration.*:*GemvFew*:*CudaBeam*'
   check racecheck 4 kernels "$tests" '*CudaGemv.Large*:*CudaGemv.Equal*:*CudaBaselines*:CudaCollectActive.Nine*:*CudaGemm.Slices*:CudaOps.TopK:CudaGroups.Gates*:CudaGroups.Large*:CudaGroups.WhatIs*:CudaGroups.Operands*:CudaGroupedRows.*:CudaCalibration.Mask*:CudaCalibration.Distances*'
   # Blocks that take several tiles, teams that take several groups of rows.
