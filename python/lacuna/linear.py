@@ -254,6 +254,8 @@ class PackedLinear(nn.Module):
             raise Error(f"{who}: the input is on {x.device}, but the layer on {self._stored().device}; move one of them")
         if x.requires_grad and torch.is_grad_enabled():
             raise Error(f"{who}: there are no gradients of packed weights; run it under torch.no_grad()")
+        if self.accumulate not in ("fast", "full"):
+            raise Error(f'{who}: accumulate is "{self.accumulate}", but has to be "fast" or "full"')
         rows = x.reshape(-1, self.in_features)
         y = self._on_cuda(rows) if x.device.type == "cuda" else self._on_cpu(rows)
         return y.reshape(*x.shape[:-1], self.out_features)

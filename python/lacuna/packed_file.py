@@ -6,7 +6,7 @@ import tempfile
 from typing import Any, Union
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -59,9 +59,13 @@ def load_packed(module: nn.Module, path: Union[str, os.PathLike[str]], device: U
     and tensor, before anything is changed, where the file is no such file or does not fit the module.
     """
     path = os.fspath(path)
-    with safe_open(path, framework="pt") as file:
-        layers = _read_layers(path, file.metadata())
-        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}
+    except (OSError, SafetensorError) as error:
+        raise Error(f"{path}: it cannot be read as safetensors: {error}") from None
+    layers = _read_layers(path, metadata)
     swaps = {name: _empty_layer(path, module, name, entry) for name, entry in layers.items()}
     _check_tensors(path, module, swaps, tensors)
     for name, packed in swaps.items():
@@ -128,3 +132,5 @@ def _check_tensors(path: str, module: nn.Module, swaps: dict[str, PackedLinear],
             packed.check_packed(tensors[f"{layer}.packed"])
         except Error as error:
             raise Error(f"{path}: {layer}.packed: {error}") from None
+        if packed.bias is not None and not bool(torch.isfinite(tensors[f"{layer}.bias"]).all()):
+            raise Error(f"{path}: {layer}.bias: it is not finite")

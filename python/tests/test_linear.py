@@ -99,9 +99,9 @@ def test_full_accumulation(device: torch.device, layer_type: type[PackedLinear])
         errors[mode] = float((y.cpu().double() - exact).norm() / exact.norm())
     if device.type == "cuda":
         assert errors["full"] < 0.5 * errors["fast"]
-        layer.accumulate = "slow"
-        with pytest.raises(lacuna.Error, match='accumulate is "slow", but has to be "fast" or "full"'):
-            layer(x)
+    layer.accumulate = "slow"
+    with pytest.raises(lacuna.Error, match='accumulate is "slow", but has to be "fast" or "full"'):
+        layer(x)
 
 
 def test_a_nan_token_does_not_touch_others(device: torch.device) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import lacuna
-from lacuna import Fp8Linear, Sparse24Bf16Linear, Sparse24Fp8Linear
+from lacuna import Fp8Linear, PackedLinear, Sparse24Bf16Linear, Sparse24Fp8Linear
 
 
 class Expert(nn.Module):
@@ -214,6 +214,19 @@ def test_file_that_does_not_fit_changes_nothing(tmp_path: pathlib.Path) -> None:
     with pytest.raises(lacuna.Error, match="no packed layer"):
         lacuna.save_packed(Net(), tmp_path / "dense.safetensors")
     data = bytearray(path.read_bytes())
+    for broken in (b"", data[:100], data[: len(data) // 2], b"no header"):
+        (tmp_path / "broken.safetensors").write_bytes(broken)
+        with pytest.raises(lacuna.Error, match="broken.safetensors: it cannot be read as safetensors"):
+            lacuna.load_packed(Net(), tmp_path / "broken.safetensors")
+    with pytest.raises(lacuna.Error, match="absent.safetensors: it cannot be read"):
+        lacuna.load_packed(Net(), tmp_path / "absent.safetensors")
+    biased = Net()
+    lacuna.replace_linears(biased, EXPERTS)
+    layer = next(name for name, one in biased.named_modules() if isinstance(one, PackedLinear) and one.bias is not None)
+    biased.get_submodule(layer).bias[0] = float("nan")
+    lacuna.save_packed(biased, tmp_path / "nan.safetensors")
+    with pytest.raises(lacuna.Error, match=f"nan.safetensors: {layer}.bias: it is not finite"):
+        lacuna.load_packed(Net(), tmp_path / "nan.safetensors")
     at = data.find(net.experts[1].down.packed.numpy().tobytes())
     data[at] = 0  # places 0 and 0
     path.write_bytes(data)

@@ -136,6 +136,7 @@ int run(const Options& options, const CLI::App& command) {
   std::vector<ImageInputs> inputs;
   for (const std::string& path : options.inputs)
     inputs.emplace_back(path, model::flux::read_config(checkpoint), options.loop, command);
+  refuse_unused(command, inputs);
   ImageNet net(checkpoint, options, options.gpu, largest_step(inputs), {.path = {}, .none = true});
   const calibrate::ImageStatisticsOptions chosen{options.second_moments,
                                                  int64_t(options.memory_gib * double(int64_t{1} << 30))};

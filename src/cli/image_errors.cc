@@ -146,6 +146,7 @@ int run(const Options& options, const CLI::App& command) {
     throw Error("{} and {} are nets of different shapes; compare a net with the one that it was made of", options.model,
                 options.against);
   const ImageInputs inputs(options.inputs, net.config(), options.loop, command);
+  refuse_unused(command, {&inputs, 1});
 
   Table modules;
   LayerErrors layers(original, compressed, pool);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "cli/image.h"
@@ -82,15 +83,20 @@ ImageInputs::ImageInputs(const std::string& path, const model::flux::Config& con
   if (!step && !prompts_)
     throw Error("{}: has neither hidden_states, as `image step` reads, nor prompt_embeds, as `image denoise` reads",
                 path);
-  if (prompts_) {
-    if (kind == Kind::prompts && find("latents") != nullptr)
-      refuse_given(command, {"--height", "--width", "--seed"}, "inputs without latents, and " + path + " has them");
+  if (prompts_)
     check_prompts(options, command);
-    return;
-  }
-  refuse_given(command, {"--steps", "--height", "--width", "--guidance", "--schedule", "--seed"},
-               "prompt_embeds, which " + path + " does not have");
-  check_step();
+  else
+    check_step();
+}
+
+void refuse_unused(const CLI::App& command, std::span<const ImageInputs> inputs) {
+  const std::string which = inputs.size() == 1 ? inputs.front().path() : "none of the inputs";
+  if (std::ranges::none_of(inputs, &ImageInputs::has_prompts))
+    refuse_given(command, {"--steps", "--height", "--width", "--guidance", "--schedule", "--seed"},
+                 "prompt_embeds, which " + which + (inputs.size() == 1 ? " does not have" : " has"));
+  if (std::ranges::none_of(inputs, &ImageInputs::from_noise))
+    refuse_given(command, {"--height", "--width", "--seed"},
+                 "inputs without latents, " + (inputs.size() == 1 ? "and " + which + " has them" : "which none is"));
 }
 
 const FloatTensor* ImageInputs::find(const char* name) const {
@@ -147,6 +153,10 @@ void ImageInputs::check_prompts(const LoopOptions& options, const CLI::App& comm
                                : model::flux::parse_schedule(read_input(options.schedule), options.schedule);
   image_tokens_ = latents.dims[2] / 2 * (latents.dims[3] / 2);
   levels_ = model::flux::noise_levels(schedule, options.steps, image_tokens_);
+  for (const float level : levels_)
+    if (!(level >= 0 && level <= 1))
+      throw Error("{}: its shifts make a noise level of {} for {} tokens, but levels go from 1 to 0", options.schedule,
+                  level, image_tokens_);
   runs_per_image_ = options.steps;
   guidance_ = options.guidance;
 }
@@ -160,6 +170,7 @@ void ImageInputs::add_noise(const LoopOptions& options) {
     noise.values.insert(noise.values.end(), values.begin(), values.end());
   }
   tensors_.emplace("latents", std::move(noise));
+  from_noise_ = true;
 }
 
 Predict one_by_one(std::function<void(const Inputs& image, std::span<float> out)> predict) {

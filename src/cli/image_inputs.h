@@ -45,10 +45,13 @@ Predict one_by_one(std::function<void(const model::flux::Inputs& image, std::spa
 class ImageInputs {
  public:
   enum class Kind : uint8_t { any, step, prompts };
-  /// Reads and checks all tensors. Throws Error naming file and tensor, and for flags that have no meaning here.
+  /// Reads and checks all tensors. Throws Error naming file and tensor, and for a flag that does not fit the net.
   ImageInputs(const std::string& path, const model::flux::Config& config, const LoopOptions& options,
               const CLI::App& command, Kind kind = Kind::any);
 
+  const std::string& path() const { return path_; }
+  bool has_prompts() const { return prompts_; }
+  bool from_noise() const { return from_noise_; }  // the file has no latents
   int64_t images() const { return images_; }
   int64_t image_tokens() const { return image_tokens_; }  // of one image
   int64_t text_tokens() const { return text_tokens_; }
@@ -73,10 +76,13 @@ class ImageInputs {
   std::string path_;
   model::flux::Config config_;
   io::FloatTensors tensors_;
-  bool prompts_ = false;
+  bool prompts_ = false, from_noise_ = false;
   int64_t images_ = 0, image_tokens_ = 0, text_tokens_ = 0, runs_per_image_ = 1;
   std::vector<float> levels_;
   double guidance_ = 0;  // of prompts
 };
+
+/// Throws Error for flags of add_loop that none of the inputs takes.
+void refuse_unused(const CLI::App& command, std::span<const ImageInputs> inputs);
 
 }  // namespace lacuna::cli

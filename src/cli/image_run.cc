@@ -53,6 +53,7 @@ int run(const Options& options, const CLI::App& command, ImageInputs::Kind kind)
   const io::ImageCheckpoint checkpoint = io::ImageCheckpoint::open(options.model);
   check_output(options.out, {options.inputs, options.loop.schedule}, checkpoint);
   const ImageInputs inputs(options.inputs, model::flux::read_config(checkpoint), options.loop, command, kind);
+  refuse_unused(command, {&inputs, 1});
   const auto start = Clock::now();
   ImageNet net(checkpoint, options, options.gpu,
                {.images = inputs.images(), .text_tokens = inputs.text_tokens(), .image_tokens = inputs.image_tokens()},

@@ -11,8 +11,10 @@
 #include "calibrate/two_of_four_descent.h"
 #include "cli/image.h"
 #include "cli/image_inputs.h"
+#include "core/error.h"
 #include "core/say.h"
 #include "io/image_compress.h"
+#include "model/flux/config.h"
 
 namespace lacuna::cli {
 namespace {
@@ -67,18 +69,28 @@ void print_report(const CompressOptions& options, const io::ImageCompressReport&
       human_bytes(peak_memory_bytes()), human_bytes(report.most_float_bytes));
 }
 
+/// Weights of other nets may be compressed too; that none of the commands runs them is better known before the work.
+void warn_unless_run(const io::ImageCheckpoint& checkpoint) {
+  try {
+    model::flux::read_config(checkpoint);
+  } catch (const Error& error) {
+    spdlog::warn("{}; `lacuna image step` and `denoise` will not run the new file", printable(error.what()));
+  }
+}
+
 int compress(const CompressOptions& options) {
   check_common(options);
-  std::vector<std::string> read = options.files.moments;
-  for (const std::string* file :
-       {&options.policy, &options.files.norms, &options.files.gradients, &options.files.masks})
-    read.push_back(*file);
-  check_output(options.out, std::move(read), io::ImageCheckpoint::open(options.model));
   io::ImageCompressOptions wanted;
   wanted.policy = io::ImagePolicy::load(options.policy);
+  std::vector<std::string> read = options.files.moments;
+  for (const std::string* file : {&options.files.norms, &options.files.gradients, &options.files.masks})
+    read.push_back(*file);
+  if (!wanted.policy.built_in()) read.push_back(options.policy);
+  check_output(options.out, std::move(read), io::ImageCheckpoint::open(options.model));
   wanted.mask = options.files;
   wanted.mask.method = io::mask_method(options.mask);
   wanted.mask.descent = calibrate::descend_two_of_four;
+  wanted.begins = warn_unless_run;
   const auto start = std::chrono::steady_clock::now();
   ThreadPool pool(options.threads);
   const io::ImageCompressReport report = io::compress_image(options.model, options.out, wanted, pool);

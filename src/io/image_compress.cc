@@ -13,7 +13,6 @@
 #include "core/progress.h"
 #include "core/sha256.h"
 #include "io/gguf_writer.h"
-#include "io/image_checkpoint.h"
 #include "io/json.h"
 #include "layout/row_work.h"
 #include "layout/tensor_core.h"
@@ -142,8 +141,8 @@ class Compressor {
     naming_file(tensor.name, [&] { encode(job, row0, shape); });
     writer_.write(bytes_);
     add_error(job, shape);
-    report_.most_float_bytes = std::max(
-        report_.most_float_bytes, int64_t((w_.capacity() + stored_.capacity() + changed_.capacity()) * sizeof(float)));
+    const size_t pieces = w_.capacity() + stored_.capacity() + changed_.capacity();
+    report_.most_float_bytes = std::max(report_.most_float_bytes, int64_t(pieces * sizeof(float)) + mask_float_bytes_);
   }
 
   void encode(const Job& job, int64_t row0, layout::Shape shape) {
@@ -152,7 +151,8 @@ class Compressor {
       keep_.resize(is_sparse(to) ? w_.size() : 0);
       const bool change = is_sparse(to) && masks_->changes_weights();
       changed_.resize(change ? w_.size() : 0);
-      if (is_sparse(to)) masks_->keep(job.tensor->name, job.tensor->shape, row0, w_, keep_, pool_, changed_);
+      mask_float_bytes_ =
+          is_sparse(to) ? masks_->keep(job.tensor->name, job.tensor->shape, row0, w_, keep_, pool_, changed_) : 0;
       return layout::encode_tensor_core(to, shape, change ? changed_ : w_, keep_, bytes_, &pool_);
     }
     const auto row_bytes = size_t(to.row_bytes(shape.K)), K = size_t(shape.K);
@@ -194,6 +194,7 @@ class Compressor {
   ImageCompressReport& report_;
   std::map<layout::Id, Total> totals_;
   std::vector<float> w_, stored_, changed_;
+  int64_t mask_float_bytes_ = 0;
   std::vector<uint8_t> keep_;
   std::vector<std::byte> bytes_;
 };
@@ -219,11 +220,11 @@ ImageCompressReport compress_image(const std::string& source_path, const std::st
     plan.push_back({tensor->name, to, tensor->dims});
     total += int64_t(tensor->bytes.size());
   }
-  if (!masks && !(options.mask.norms.empty() && options.mask.gradients.empty() && options.mask.masks.empty() &&
-                  options.mask.moments.empty()))
-    throw Error("the policy {} makes no matrix 2:4, so that no mask is made; leave out the files of --mask",
+  if (!masks && options.mask.asks())
+    throw Error("the policy {} makes no matrix 2:4, so that no mask is made; leave out --mask, its files and options",
                 options.policy.name());
   if (masks) report.mask = masks->describe();
+  if (options.begins) options.begins(source);
 
   GgufWriter writer(out, metadata_of(source, options.policy, report.mask), std::move(plan));
   std::optional<Progress> progress;

@@ -13,11 +13,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/thread_pool.h"
+#include "io/image_checkpoint.h"
 #include "io/image_masks.h"
 #include "io/image_policy.h"
 
@@ -29,6 +31,7 @@ struct ImageCompressOptions {
   ImagePolicy policy = ImagePolicy::load("quaspa");
   MaskOptions mask;
   bool progress = true;
+  std::function<void(const ImageCheckpoint& source)> begins{};  // called when all is checked and nothing written
 };
 
 struct ImageCompressReport {

@@ -215,8 +215,8 @@ void MaskMaker::check(const std::string& name, layout::Shape shape) const {
     throw Error("{}: tensor {}: dtype {}, but a mask must be BOOL, U8 or I8", files_->masks->path(), name, entry.dtype);
 }
 
-void MaskMaker::keep(const std::string& name, layout::Shape shape, int64_t row0, std::span<const float> w,
-                     std::span<uint8_t> keep, ThreadPool& pool, std::span<float> changed) const {
+int64_t MaskMaker::keep(const std::string& name, layout::Shape shape, int64_t row0, std::span<const float> w,
+                        std::span<uint8_t> keep, ThreadPool& pool, std::span<float> changed) const {
   const Method& method = of(options_.method);
   const int64_t K = shape.K, rows = K == 0 ? 0 : int64_t(w.size()) / K;
   const auto width = size_t(K);
@@ -231,7 +231,7 @@ void MaskMaker::keep(const std::string& name, layout::Shape shape, int64_t row0,
     std::vector<float> theta(w.size());
     options_.descent(w, files_->moment(name, K), keep, theta, pool);
     if (changes_weights()) std::copy(theta.begin(), theta.end(), changed.begin());
-    return;
+    return int64_t(sizeof(float)) * ((1 + kDescentArrays) * int64_t(theta.size()) + K * K);
   }
   if (method.masks) {
     const SafetensorsEntry& entry = files_->masks->need(name, std::array{shape.N, K});
@@ -271,6 +271,7 @@ void MaskMaker::keep(const std::string& name, layout::Shape shape, int64_t row0,
       layout::keep_largest(score, marks);
     }
   });
+  return int64_t(gradient.size() * sizeof(float));
 }
 
 }  // namespace lacuna::io

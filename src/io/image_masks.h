@@ -43,9 +43,12 @@ std::string mask_method_names();
 /// The alpha of wanda++ and e-sparse where none is given.
 double usual_alpha(MaskMethod method);
 
-/// AWP's descent. w: [rows, K]; second_moment: [K, K]; keep, theta: [rows, K], what stays and what it becomes.
+/// AWP's descent. w: [rows, K]; second_moment: [K, K]; keep, theta: [rows, K], what stays and what it becomes. Holds
+/// kDescentArrays further float arrays of w's size.
 using Descent = std::function<void(std::span<const float> w, std::span<const float> second_moment,
                                    std::span<uint8_t> keep, std::span<float> theta, ThreadPool& pool)>;
+
+inline constexpr int64_t kDescentArrays = 2;
 
 struct MaskOptions {
   MaskMethod method = MaskMethod::magnitude;
@@ -54,6 +57,12 @@ struct MaskOptions {
   bool changed_weights = false;               // awp: store what the descent made of the weights
   Descent descent{};                          // awp
   double alpha = -1;                          // < 0: usual_alpha
+
+  /// Whether anything is asked for that matters only where masks are made.
+  bool asks() const {
+    return method != MaskMethod::magnitude || !norms.empty() || !gradients.empty() || !masks.empty() ||
+           !moments.empty() || changed_weights || alpha >= 0;
+  }
 };
 
 /// Scores of one row. All spans: [K]. Each is the formula above in double precision, rounded to float.
@@ -75,9 +84,10 @@ class MaskMaker {
   /// negative. Masks' values and gradients are checked when they are read.
   void check(const std::string& name, layout::Shape shape) const;
   /// Rows [row0, row0 + rows). w, keep: [rows, K]. Throws Error naming the row and group of a mask that is not 2:4.
-  /// changed: [rows, K], what replaces w; asked for where changes_weights().
-  void keep(const std::string& name, layout::Shape shape, int64_t row0, std::span<const float> w,
-            std::span<uint8_t> keep, ThreadPool& pool, std::span<float> changed = {}) const;
+  /// changed: [rows, K], what replaces w; asked for where changes_weights(). Returns the bytes of the matrix-sized
+  /// float arrays that it held beside these.
+  int64_t keep(const std::string& name, layout::Shape shape, int64_t row0, std::span<const float> w,
+               std::span<uint8_t> keep, ThreadPool& pool, std::span<float> changed = {}) const;
   bool changes_weights() const { return options_.changed_weights; }
   /// For the file's metadata: "wanda++, alpha 100".
   std::string describe() const;

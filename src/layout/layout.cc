@@ -457,6 +457,7 @@ void check_bytes(const Layout& layout, Shape shape, std::span<const std::byte> b
   const int64_t row = first_bad_row(layout, shape, bytes, params);
   if (row < 0) return;
   std::string_view what = "a scale that is not finite";
+  if (layout.id == Id::f32 || layout.id == Id::f16 || layout.id == Id::bf16) what = "a value that is not finite";
   if (layout.family == Family::grouped) what = "a scale or zero that is not finite, or padding that is not zero";
   if (layout.family == Family::two_of_four) what = "a scale that is not finite, or positions that do not ascend";
   if (layout.family == Family::tensor_core)

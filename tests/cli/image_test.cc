@@ -182,6 +182,10 @@ TEST(ImageDenoise, SaysWhatIsWrong) {
   const std::string schedule = dir.file("scheduler_config.json");
   std::ofstream(schedule) << R"({"_class_name": "DDIMScheduler"})";
   EXPECT_THAT(run({"--schedule", schedule}).err, testing::HasSubstr("DDIMScheduler"));
+  for (const char* shifts : {R"({"shift": 1e-300})", R"({"use_dynamic_shifting": true, "base_shift": 1e6})"}) {
+    std::ofstream(schedule) << shifts;
+    EXPECT_THAT(run({"--schedule", schedule}).err, testing::HasSubstr("its shifts make a noise level of"));
+  }
   EXPECT_FALSE(std::filesystem::exists(out));
 }
 

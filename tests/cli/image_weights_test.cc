@@ -91,12 +91,19 @@ TEST(ImageWeights, ErrorsAreOneLineAndLeaveNothing) {
     const Finished run = run_lacuna(arguments, options);
     EXPECT_EQ(run.code, code) << run.err;
     EXPECT_NE(run.err.find(says), std::string::npos) << run.err;
-    EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
+    const size_t lines = run.err.find("will not run the new file") == std::string::npos ? 1 : 2;
+    EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), lines) << run.err;
     EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
   };
   fails({"image", "compress", model, "-o", out}, 1, "m.lacuna", {.file_size_limit = 100000});
   fails({"image", "compress", model, "-o", out, "--mask", "wanda"}, 1, "--mask wanda needs --norms FILE");
   fails({"image", "compress", model, "-o", out, "--mask", "sparsegpt"}, 2, "unknown mask");
+  for (const std::vector<std::string>& mask :
+       {{"--mask", "awp"}, {"--awp-weights"}, {"--alpha", "3"}, std::vector<std::string>{"--mask", "e-sparse"}}) {
+    std::vector<std::string> arguments = {"image", "compress", model, "-o", out, "--policy", "f8"};
+    arguments.insert(arguments.end(), mask.begin(), mask.end());
+    fails(arguments, 1, "makes no matrix 2:4");
+  }
   fails({"image", "compress", model, "-o", out, "--policy", "nothing"}, 1, "quaspa, f8, nm24_bf16, bf16");
   fails({"image", "compress", dir.file("absent"), "-o", out}, 1, "absent");
   fails({"image", "compress", model, "-o", "/dev/full"}, 1, "/dev/full");
@@ -107,6 +114,21 @@ TEST(ImageWeights, ErrorsAreOneLineAndLeaveNothing) {
   fails({"image", "compress", model}, 2, "see `lacuna image compress --help`");
   fails({"image", "colour"}, 2, "see `lacuna image --help`");
   fails({"image"}, 2, "subcommand");
+}
+
+TEST(ImageWeights, SaysBeforehandThatNoCommandRunsTheNet) {
+  const TempDir dir;
+  write_model(dir.file("m.safetensors"), 256);
+  const Finished run = run_lacuna({"image", "compress", dir.file("m.safetensors"), "-o", dir.file("f8")});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_NE(run.err.find(
+                "needs its config.json; name the folder that has both; `lacuna image step` and `denoise` will not run"),
+            std::string::npos)
+      << run.err;
+  // A built-in policy's name is no file.
+  const Finished named =
+      run_lacuna({"image", "compress", dir.file("m.safetensors"), "-o", dir.file("f8"), "--policy", "f8"});
+  EXPECT_EQ(named.code, 0) << named.err;
 }
 
 TEST(ImageWeights, HelpOfEachCommand) {

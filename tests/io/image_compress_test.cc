@@ -325,5 +325,38 @@ TEST(ImageCompress, HighPrecisionValuesAreHeldInPieces) {
   }
 }
 
+// Gradients are a third piece; the descent holds a second moment, its result and two more.
+TEST(ImageCompress, HighPrecisionValuesOfMasksCount) {
+  const test::TempDir folder;
+  const int64_t N = 24, K = 40;
+  const std::string name = "single_blocks.0.linear1.weight", model = folder.file("m.safetensors");
+  test::write_bytes(model, test::safetensors({made(name, {N, K}, "F32").entry}));
+  const auto ones = [&](const std::string& as, std::vector<int64_t> dims, int64_t count) {
+    return Entry{as, "F32", std::move(dims), test::bytes_of(std::vector<float>(size_t(count), 1.0f))};
+  };
+  test::write_bytes(folder.file("norms"), test::safetensors({ones(name + ".norm", {K}, K)}));
+  test::write_bytes(folder.file("gradients"), test::safetensors({ones(name, {N, K}, N * K)}));
+  test::write_bytes(folder.file("moments"), test::safetensors({ones(name + ".second_moment", {K, K}, K * K)}));
+  const auto held = [&](MaskOptions mask) {
+    ImageCompressOptions options = quiet();
+    options.mask = std::move(mask);
+    return compress_image(model, folder.file("out.lacuna"), options, pool()).most_float_bytes;
+  };
+  const int64_t piece = N * K * int64_t(sizeof(float)), magnitude = held({});
+  EXPECT_EQ(magnitude, 2 * piece);
+  EXPECT_EQ(held({.method = MaskMethod::wanda_plus_plus,
+                  .norms = folder.file("norms"),
+                  .gradients = folder.file("gradients")}),
+            3 * piece);
+  const auto keep_first = [](std::span<const float> w, std::span<const float>, std::span<uint8_t> keep,
+                             std::span<float> theta, ThreadPool&) {
+    for (size_t i = 0; i < w.size(); ++i) keep[i] = i % 4 < 2, theta[i] = keep[i] != 0 ? w[i] : 0.0f;
+  };
+  MaskOptions awp{.method = MaskMethod::awp, .moments = {folder.file("moments")}, .descent = keep_first};
+  EXPECT_EQ(held(awp), 5 * piece + K * K * int64_t(sizeof(float)));
+  awp.changed_weights = true;
+  EXPECT_EQ(held(awp), 6 * piece + K * K * int64_t(sizeof(float)));
+}
+
 }  // namespace
 }  // namespace lacuna::io
