@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the tests with the CUDA backend and runs those that need a device, on a machine with an NVIDIA GPU. A test that skips is a failure.
+# Builds the tests with the CUDA backend and runs those that need a device, on a machine with an NVIDIA GPU. A test that skips is a failure; what needs a
+# second GPU, NCCL, PyTorch or a model that is not here is left out, and a line says so.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib/parts.sh
@@ -26,7 +27,11 @@ while [ $# -gt 0 ]; do
     --tests) tests=${2:?--tests needs a program}; shift ;;
     --sanitize) sanitize=1 ;;
     --sanitize-only) sanitize=1 plain=0 ;;
-    --parts) part_pattern=${2:?--parts needs a pattern}; shift ;;
+    --parts)
+      [ -n "${2:-}" ] || { printf 'error: --parts needs a pattern\n' >&2; exit 2; }
+      part_pattern=$2
+      shift
+      ;;
     --jobs)
       jobs=${2:?--jobs needs a number}
       [[ $jobs =~ ^[1-9][0-9]*$ ]] || { printf 'error: --jobs %s; it takes a number from 1 on\n' "$jobs" >&2; exit 2; }
@@ -143,9 +148,9 @@ if [ "${#part_devices[@]}" -gt 1 ]; then
     export LACUNA_NCCL
   fi
   run "exchanges through peer memory" timeout 300 "$tests" '--gtest_filter=PeerExchange*'
-  run "tests of two devices through peer memory" "$folder/model_test" '--gtest_filter=*TwoDevices*/peer'
+  run "tests of two devices through peer memory" timeout 600 "$folder/model_test" '--gtest_filter=*TwoDevices*/peer'
   if [ -n "$LACUNA_NCCL" ]; then
-    run "tests of two devices through NCCL" "$folder/model_test" '--gtest_filter=*TwoDevices*/nccl'
+    run "tests of two devices through NCCL" timeout 600 "$folder/model_test" '--gtest_filter=*TwoDevices*/nccl'
   else
     printf 'SKIPPED: two devices through NCCL, which Python does not have and LACUNA_NCCL does not name\n'
   fi

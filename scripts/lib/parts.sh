@@ -23,8 +23,11 @@ shards() {
   done
 }
 
-# passed LOG: whether the tests passed, one at least, and none skipped.
-passed() { grep -q '^\[  PASSED  \] [1-9]' "$1" && ! grep -q '^\[  SKIPPED \]' "$1"; }
+# passed LOG: whether the tests passed, one at least, none skipped, and a sanitizer found nothing, no warning either.
+passed() {
+  grep -q '^\[  PASSED  \] [1-9]' "$1" && ! grep -q '^\[  SKIPPED \]' "$1" || return 1
+  ! grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$1" | grep -qvE 'ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards'
+}
 
 # summary LOG: the lines that count tests and a sanitizer's findings, in one.
 summary() { grep -hE '^\[  PASSED  \]|ERROR SUMMARY|RACECHECK SUMMARY' "$1" | paste -sd' ' || true; }

@@ -15,17 +15,17 @@
 namespace lacuna::cli {
 namespace {
 
-/// nullopt, with a warning, where there are none and no file was named.
+/// nullopt, with a warning, where there are none and no flag asks for any.
 std::optional<model::ThresholdSet> find_thresholds(const CudaTuneRequest& request, const LoadedModel& model) {
   SparsityFlags flags;
   flags.thresholds = request.thresholds;
-  try {
-    return load_thresholds(model.checkpoint, request.model, flags);
-  } catch (const Error& error) {
-    if (!request.thresholds.empty()) throw;
-    spdlog::warn("only dense tokens are tuned: {}", printable(error.what()));
+  if (request.levels.empty() && !has_thresholds(model.checkpoint, request.model, flags)) {
+    spdlog::warn(
+        "only dense tokens are tuned: {} holds no thresholds of activation sparsity; `lacuna calibrate` makes them",
+        printable(request.model));
     return std::nullopt;
   }
+  return load_thresholds(model.checkpoint, request.model, flags);
 }
 
 bool has_zigzag_weights(const io::Checkpoint& checkpoint) {
@@ -80,14 +80,16 @@ int run_cuda_tune(const CudaTuneRequest& request) {
         "{}: has neither zigzag nor group-sparse weights, whose plans are tuned; store it with `lacuna quantize "
         "--layout zz4_k`",
         request.model);
+  profile.merge(of_groups);
+  profile.merge(tuned);
+  calibrate::save_cuda_profile(path, profile);  // what is found stays, also where a later level fails
   for (model::Thresholds& thresholds : wanted) {
     model.cuda->set_sparsity(model::SparsityOptions{std::move(thresholds), 0, false});
     const auto sparse = model.cuda->tune(true);
     tuned.insert(tuned.end(), sparse.begin(), sparse.end());
+    profile.merge(sparse);
+    calibrate::save_cuda_profile(path, profile);
   }
-  profile.merge(of_groups);
-  profile.merge(tuned);
-  calibrate::save_cuda_profile(path, profile);
 
   if (!request.common.json)
     print(fmt::format("{}\n{:<42} {:>9} {:>9}  {}\n", here.gpu, "ms of a whole token", "default", "tuned", "plan"));

@@ -98,7 +98,7 @@ int eval_tasks(const Options& options) {
     longest = std::max(longest, wanted.tokens.longest);
   }
 
-  const auto thresholds = select_thresholds(model.checkpoint, options.model, options.sparsity);
+  const auto thresholds = select_thresholds(model.checkpoint, options.model, options.sparsity, on_cuda);
   std::optional<model::SparsityOptions> sparse;
   if (thresholds) sparse = model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, true};
   std::optional<model::CpuEngine> cpu;

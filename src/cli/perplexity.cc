@@ -82,7 +82,7 @@ int perplexity(Options& options) {
   const Tokenizer& tokenizer = model.need_tokenizer();
   std::optional<model::Thresholds> thresholds;
   if (on_cuda) {
-    thresholds = select_thresholds(model.checkpoint, options.model, options.sparsity);
+    thresholds = select_thresholds(model.checkpoint, options.model, options.sparsity, true);
     open_gpu(model, options.gpu);
     load_cuda_decoder(model, {.context = options.ctx, .gpu_layers = options.gpu.layers, .shards = options.gpu.shards},
                       true);

@@ -171,7 +171,7 @@ int run(const Options& options) {
                                                                                          : kernels::Prepare::in_place));
   const model::Config config = model::read_config(model.checkpoint);
   const int64_t capacity = options.ctx > 0 ? options.ctx : std::min(config.n_ctx, kDefaultContext);
-  const auto thresholds = on_cuda ? select_thresholds(model.checkpoint, options.model, options.sparsity)
+  const auto thresholds = on_cuda ? select_thresholds(model.checkpoint, options.model, options.sparsity, true)
                                   : apply_sparsity(model, options.model, options.sparsity, false);
   if (on_cuda) {
     open_gpu(model, options.gpu);

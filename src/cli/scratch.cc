@@ -82,7 +82,7 @@ model::ThresholdSet thresholds_of_random_tokens(const LoadedModel& model, const 
 std::optional<model::Thresholds> thresholds_of_bench(const LoadedModel& model, const std::string& path,
                                                      const std::string& synthetic, const SparsityFlags& flags) {
   if (!flags.sparse() || synthetic.empty() || !flags.thresholds.empty())
-    return select_thresholds(model.checkpoint, path, flags);
+    return select_thresholds(model.checkpoint, path, flags, model.gpu != nullptr);
   if ((!flags.mode.empty() && flags.mode != "uniform") || flags.criterion_or_default() != model::Criterion::magnitude)
     throw Error("random weights have uniform thresholds by magnitude only, unless --thresholds names a file");
   const model::ThresholdSet set = thresholds_of_random_tokens(model, {flags.act_sparsity});

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -72,6 +73,11 @@ std::string side_file(const std::string& model) {
   return path.string() + ".thresholds.gguf";
 }
 
+bool has_thresholds(const io::Checkpoint& checkpoint, const std::string& path, const SparsityFlags& flags) {
+  return !flags.thresholds.empty() || file_exists(side_file(path)) ||
+         model::ThresholdSet::read(checkpoint.metadata(), path).has_value();
+}
+
 model::ThresholdSet load_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
                                     const SparsityFlags& flags) {
   std::string from = flags.thresholds;
@@ -113,12 +119,17 @@ int64_t skipped_group(const io::Checkpoint& checkpoint) {
 }
 
 std::optional<model::Thresholds> select_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
-                                                   const SparsityFlags& flags) {
+                                                   const SparsityFlags& flags, bool on_cuda) {
   if (!flags.sparse()) return std::nullopt;
   check_can_skip(checkpoint);
   const model::ThresholdSet set = load_thresholds(checkpoint, path, flags);
   const auto mode = flags.mode.empty() ? std::nullopt : std::optional(model::mode_named(flags.mode));
-  if (const int64_t group = skipped_group(checkpoint); set.group % group != 0)
+  const auto zigzag = [](const io::Tensor& tensor) { return tensor.layout->zigzag; };
+  if (on_cuda && std::ranges::none_of(checkpoint.tensors(), zigzag))
+    spdlog::warn(
+        "a CUDA device reads these weights whole: leaving inputs out costs quality and saves no time; store the model "
+        "in a zigzag layout (`lacuna quantize --layout zz4_k`)");
+  else if (const int64_t group = skipped_group(checkpoint); !on_cuda && set.group % group != 0)
     spdlog::warn(
         "these weights are read in groups of {} inputs, the thresholds leave out {} of them together: most of that is "
         "read all the same; `lacuna calibrate --group {}` makes others",
@@ -129,7 +140,7 @@ std::optional<model::Thresholds> select_thresholds(const io::Checkpoint& checkpo
 
 std::optional<model::Thresholds> apply_sparsity(const LoadedModel& model, const std::string& path,
                                                 const SparsityFlags& flags, bool mask_batches) {
-  auto thresholds = select_thresholds(model.checkpoint, path, flags);
+  auto thresholds = select_thresholds(model.checkpoint, path, flags, false);
   if (thresholds) model.decoder->set_sparsity(model::SparsityOptions{*thresholds, flags.dense_prefix, mask_batches});
   return thresholds;
 }

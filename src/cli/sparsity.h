@@ -35,6 +35,8 @@ void check_sparsity(const CLI::App& command, std::string_view needs = "--act-spa
 /// MODEL.thresholds.gguf beside the model.
 std::string side_file(const std::string& model);
 
+/// Whether load_thresholds finds any, sound or not.
+bool has_thresholds(const io::Checkpoint& checkpoint, const std::string& path, const SparsityFlags& flags);
 /// The thresholds of --thresholds, else of the side file where there is one, else of the model's own metadata. Throws
 /// Error when there are none or they are of another model.
 model::ThresholdSet load_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
@@ -45,9 +47,9 @@ void check_can_skip(const io::Checkpoint& checkpoint);
 /// Inputs that kernels leave out together: the group of the first gs weight, 1 where there is none.
 int64_t skipped_group(const io::Checkpoint& checkpoint);
 
-/// What the flags choose of them; nullopt: dense.
+/// What the flags choose of them; nullopt: dense. Warns where what is left out is read all the same.
 std::optional<model::Thresholds> select_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
-                                                   const SparsityFlags& flags);
+                                                   const SparsityFlags& flags, bool on_cuda);
 
 /// Makes the decoder sparse as the flags say; nothing where they say dense. Returns what was chosen.
 std::optional<model::Thresholds> apply_sparsity(const LoadedModel& model, const std::string& path,

@@ -83,7 +83,9 @@ std::vector<BenchRow> bench_cuda_decode(model::CudaDecoder& decoder, const io::C
     double layers = 0;
     for (const auto& layer : counts.bytes)
       for (const int64_t part : layer) layers += double(part);
-    row.bytes -= int64_t(row.act_sparsity * layers);
+    // Other layouts are read whole.
+    if (std::ranges::any_of(checkpoint.tensors(), [](const io::Tensor& tensor) { return tensor.layout->zigzag; }))
+      row.bytes -= int64_t(row.act_sparsity * layers);
   }
 
   std::vector<BenchRow> rows;

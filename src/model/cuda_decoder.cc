@@ -729,8 +729,7 @@ void CudaDecoder::set_sparsity(std::optional<SparsityOptions> options) {
     for (const Layer& layer : d.lead().layers)
       for (const Group* group : layer.readers())
         if (!group->only_adds())
-          throw Error(
-              "--device cuda: thresholds by wina need zigzag or group-sparse weights; use --criterion magnitude");
+          throw Error("--device cuda: thresholds by wina need zigzag or group-sparse weights; take those by magnitude");
   d.wait();
   std::vector<std::deque<cuda::Buffer>> norms(d.shards.size());  // [shards][layers on the device * kInputs]
   if (by_norms)
