@@ -79,7 +79,9 @@ def adds_bos(path):
 
     reader = gguf.GGUFReader(path)
     said = reader.get_field("tokenizer.ggml.add_bos_token")
-    return bool(said.contents()) if said else reader.get_field("tokenizer.ggml.model").contents() == "llama"
+    if said is None:
+        raise SystemExit(f"error: {path} does not say whether texts begin with BOS (tokenizer.ggml.add_bos_token), so that both programs may read different ones")
+    return bool(said.contents())
 
 
 def run_harness(lm, name, rows):
@@ -121,7 +123,7 @@ def compare(name, theirs, figures, ours, row):
             wrong += m is not None and m != n
         wrong += a["greedy"] != b["greedy"]
     same = wrong == 0 and all(abs(value - row[key]) < 1e-9 for key, value in figures.items() if key != "ppl")
-    apart = max((abs(figures[key] - row[key]) / figures[key + "_stderr"] for key in ("acc", "acc_norm") if figures.get(key + "_stderr")), default=0.0)
+    apart = max(abs(figures[key] - row[key]) / (figures[key + "_stderr"] or 1e-9) for key in ("acc", "acc_norm") if key in figures)
     return {"task": name, "n": row["n"], "same": same, "standard_errors_apart": apart, "largest_difference": largest, "largest_relative_difference": share,
             "lacuna": {key: row[key] for key in figures}, "harness": figures, "data_sha256": row["data_sha256"]}
 
@@ -156,7 +158,7 @@ def main():
         version = subprocess.run([PROGRAM, "--version"], check=True, stdout=subprocess.PIPE, text=True).stdout
         commit = re.search(r"^commit +(\S+)", version, re.M)[1]  # of the program that was measured
         text = ",\n".join(" " + json.dumps(row) for row in table)
-        head = {"command": f"scripts/compare_lm_eval.py {arguments.model.name} --data FOLDER --limit {arguments.limit} --kv {arguments.kv}", "commit": commit, "lm_eval": harness.lm_eval.__version__}
+        head = {"command": f"scripts/compare_lm_eval.py {arguments.model.name} --data FOLDER --limit {arguments.limit} --kv {arguments.kv} --tasks {arguments.tasks}" + (f" --errors {arguments.errors:g}" if arguments.errors is not None else ""), "commit": commit, "lm_eval": harness.lm_eval.__version__}
         arguments.output.write_text("{" + json.dumps(head)[1:-1] + ', "rows": [\n' + text + "\n]}\n")
     close = (row["same"] if arguments.errors is None else row["standard_errors_apart"] <= arguments.errors for row in table)
     sys.exit(0 if all(close) else 1)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """QuaSpa's Table 2 on this machine's GPU: one denoising step of FLUX.1-dev's shape and of a mixture of experts with random weights, in bf16, bf16 2:4, FP8 and
-FP8 2:4 (`lacuna image bench --device cuda`), by part, with the paper's ratios; "products": how much faster FP8 2:4 has those that are sparse there than FP8;
-"at 2x": FP8's step over the same with these products twice as fast, which is what sparse tensor cores can do and nothing else changed. Beside the attention, PyTorch's scaled_dot_product_attention by cuDNN and by FlashAttention on the same sizes (left out without PyTorch, and it says so).
+FP8 2:4 (`lacuna image bench --device cuda`), by part, with the paper's ratios. "products": how much faster the sparse products of FP8 2:4 are than the
+same ones in FP8; "at 2x": what FP8's step would gain if they were twice as fast, the most that sparse tensor cores can do. Beside the attention, PyTorch's
+scaled_dot_product_attention by cuDNN and by FlashAttention on the same sizes (left out without PyTorch, and it says so).
 Prints tables; --out keeps {command, commit, date, device, driver, rows, attention}."""
 import argparse
 import json

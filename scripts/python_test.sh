@@ -73,7 +73,9 @@ rm -rf "$site"
 log=build/python_test.log
 status=0
 workers=()
-if [ "$jobs" -gt 1 ] && "$python" -c 'import xdist' 2>/dev/null; then workers=(-n "$jobs"); fi
+if [ "$jobs" -gt 1 ]; then
+  if "$python" -c 'import xdist' 2>/dev/null; then workers=(-n "$jobs"); else printf 'no pytest-xdist here: one test at a time\n' >&2; fi
+fi
 # Threads that wait do not spin: the machine may build at the same time.
 OMP_WAIT_POLICY=passive TORCHINDUCTOR_COMPILE_THREADS=1 PYTHONPATH=$site "$python" -m pytest -q -ra --durations=5 -p no:cacheprovider ${workers[@]+"${workers[@]}"} python/tests >"$log" 2>&1 || status=$?
 allowed='on CUDA: '

@@ -41,7 +41,7 @@ if [ "$quick" -eq 0 ]; then
   if git grep -nE '@[A-Z0-9_]{4,}@' -- '*.md'; then packages_fail "a document holds a placeholder"; fi
 fi
 
-# The CUDA code takes nvcc from the PATH, else from PyPI, and takes 15 minutes of two cores, all of its tests skip without a device. The sanitized build is
+# The CUDA code takes nvcc from the PATH, else from PyPI, and takes some 30 core minutes; its tests skip without a device. The sanitized build is
 # the one without either.
 step "Release build with the CUDA backend and the compressor, warnings are errors"
 scripts/build.sh --cuda --compress

@@ -61,11 +61,10 @@ def load_packed(module: nn.Module, path: Union[str, os.PathLike[str]], device: U
     path = os.fspath(path)
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
+            layers = _read_layers(path, file.metadata())
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}
     except (OSError, SafetensorError) as error:
         raise Error(f"{path}: it cannot be read as safetensors: {error}") from None
-    layers = _read_layers(path, metadata)
     swaps = {name: _empty_layer(path, module, name, entry) for name, entry in layers.items()}
     _check_tensors(path, module, swaps, tensors)
     for name, packed in swaps.items():

@@ -55,7 +55,7 @@ void descend_two_of_four(std::span<const float> w, std::span<const float> second
   const auto group = kernels::make_cpu_linear_group(std::span(&view, 1), pool, kernels::Prepare::in_place);
   std::vector<int64_t> active(static_cast<size_t>(rows));
   std::iota(active.begin(), active.end(), int64_t{0});
-  std::vector<float> difference(w.size()), step(w.size());  // of active rows
+  std::vector<float> difference(w.size()), step(w.size());  // of active rows; io::kDescentArrays
   for (int t = 1; t <= kIterations && !active.empty(); ++t) {
     const auto count = int64_t(active.size());
     pool.parallel_for(count, 16, [&](int64_t begin, int64_t end) {

@@ -176,10 +176,10 @@ void whole_tokens(const CudaBenchRequest& request) {
 void check_cuda_bench(const CudaBenchRequest& request) {
   if (!request.profile.path.empty() && !asked(request, "decode"))
     throw Error("--profile has the plans of --what decode; the linear layers find theirs");
-  if (request.tune && (!asked(request, "decode") || request.profile.deterministic || !request.profile.path.empty()))
-    throw Error(
-        "--tune finds the plans of --what decode, in place of a profile's and of those of a fixed order; leave out "
-        "--profile and --deterministic");
+  if (request.tune && !asked(request, "decode")) throw Error("--tune finds the plans of --what decode; ask for it too");
+  if (request.tune && (request.profile.deterministic || !request.profile.path.empty()))
+    throw Error("--tune finds plans in place of those of a profile or of a fixed order; leave out {}",
+                request.profile.deterministic ? "--deterministic" : "--profile");
   if (request.gpu.layers > 0 && (request.tune || asked(request, "linear")))
     throw Error("--gpu-layers splits whole tokens and prompts of a model; leave out --tune and --what linear");
   if (request.tune) refuse_split(request.gpu, "--tune");

@@ -16,21 +16,17 @@ namespace lacuna::cli {
 namespace {
 
 /// nullopt, with a warning, where there are none and no flag asks for any.
-std::optional<model::ThresholdSet> find_thresholds(const CudaTuneRequest& request, const LoadedModel& model) {
+std::optional<model::ThresholdSet> thresholds_to_tune(const CudaTuneRequest& request, const LoadedModel& model) {
   SparsityFlags flags;
   flags.thresholds = request.thresholds;
-  if (request.levels.empty() && !has_thresholds(model.checkpoint, request.model, flags)) {
+  if (!request.levels.empty() || !request.thresholds.empty())
+    return load_thresholds(model.checkpoint, request.model, flags);
+  auto set = find_thresholds(model.checkpoint, request.model, flags);
+  if (!set)
     spdlog::warn(
         "only dense tokens are tuned: {} holds no thresholds of activation sparsity; `lacuna calibrate` makes them",
         printable(request.model));
-    return std::nullopt;
-  }
-  return load_thresholds(model.checkpoint, request.model, flags);
-}
-
-bool has_zigzag_weights(const io::Checkpoint& checkpoint) {
-  const auto& tensors = checkpoint.tensors();
-  return std::any_of(tensors.begin(), tensors.end(), [](const io::Tensor& tensor) { return tensor.layout->zigzag; });
+  return set;
 }
 
 template <class Tuning>
@@ -67,7 +63,7 @@ int run_cuda_tune(const CudaTuneRequest& request) {
         "{}: has no zigzag weights, and others save nothing where inputs are left out; leave out --levels and "
         "--thresholds",
         request.model);
-  if (const auto set = zigzag ? find_thresholds(request, model) : std::nullopt)
+  if (const auto set = zigzag ? thresholds_to_tune(request, model) : std::nullopt)
     for (const double level : request.levels.empty() ? set->levels : request.levels)
       wanted.push_back(set->select(level, std::nullopt, set->entries.at(0).criterion, request.model));
   load_cuda_decoder(model, {.context = model::CudaDecoder::kTuneContext}, false);

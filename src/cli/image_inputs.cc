@@ -96,7 +96,7 @@ void refuse_unused(const CLI::App& command, std::span<const ImageInputs> inputs)
                  "prompt_embeds, which " + which + (inputs.size() == 1 ? " does not have" : " has"));
   if (std::ranges::none_of(inputs, &ImageInputs::from_noise))
     refuse_given(command, {"--height", "--width", "--seed"},
-                 "inputs without latents, " + (inputs.size() == 1 ? "and " + which + " has them" : "which none is"));
+                 "inputs without latents, but " + (inputs.size() == 1 ? which + " has them" : "all inputs have them"));
 }
 
 const FloatTensor* ImageInputs::find(const char* name) const {
@@ -155,8 +155,8 @@ void ImageInputs::check_prompts(const LoopOptions& options, const CLI::App& comm
   levels_ = model::flux::noise_levels(schedule, options.steps, image_tokens_);
   for (const float level : levels_)
     if (!(level >= 0 && level <= 1))
-      throw Error("{}: its shifts make a noise level of {} for {} tokens, but levels go from 1 to 0", options.schedule,
-                  level, image_tokens_);
+      throw Error("{}: the schedule's shifts make a noise level of {} for {} tokens, but levels go from 1 to 0",
+                  options.schedule.empty() ? path_ : options.schedule, level, image_tokens_);
   runs_per_image_ = options.steps;
   guidance_ = options.guidance;
 }

@@ -90,7 +90,7 @@ int compress(const CompressOptions& options) {
   wanted.mask = options.files;
   wanted.mask.method = io::mask_method(options.mask);
   wanted.mask.descent = calibrate::descend_two_of_four;
-  wanted.begins = warn_unless_run;
+  wanted.on_checked = warn_unless_run;
   const auto start = std::chrono::steady_clock::now();
   ThreadPool pool(options.threads);
   const io::ImageCompressReport report = io::compress_image(options.model, options.out, wanted, pool);

@@ -189,8 +189,7 @@ int run(const Options& options) {
     if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, false});
   }
   const InterruptGuard guard;  // Ctrl-C ends the program while it loads, from here on only the text that is being made
-  if (thresholds && std::none_of(model.checkpoint.tensors().begin(), model.checkpoint.tensors().end(),
-                                 [](const io::Tensor& tensor) { return tensor.layout->zigzag; }))
+  if (thresholds && !has_zigzag_weights(model.checkpoint))
     spdlog::warn(
         "{}: has no zigzag weights, so inputs are left out but no time is saved; store it with `lacuna quantize "
         "--layout zz4_k`, of a K-quant file with `--layout zigzag`, which keeps its bits",

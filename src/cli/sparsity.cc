@@ -73,25 +73,38 @@ std::string side_file(const std::string& model) {
   return path.string() + ".thresholds.gguf";
 }
 
-bool has_thresholds(const io::Checkpoint& checkpoint, const std::string& path, const SparsityFlags& flags) {
-  return !flags.thresholds.empty() || file_exists(side_file(path)) ||
-         model::ThresholdSet::read(checkpoint.metadata(), path).has_value();
+bool has_zigzag_weights(const io::Checkpoint& checkpoint) {
+  return std::ranges::any_of(checkpoint.tensors(), [](const io::Tensor& tensor) { return tensor.layout->zigzag; });
+}
+
+namespace {
+
+/// The file that holds thresholds, which may be the model.
+std::string thresholds_file(const std::string& path, const SparsityFlags& flags) {
+  if (!flags.thresholds.empty()) return flags.thresholds;
+  return file_exists(side_file(path)) ? side_file(path) : path;
+}
+
+}  // namespace
+
+std::optional<model::ThresholdSet> find_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
+                                                   const SparsityFlags& flags) {
+  const std::string from = thresholds_file(path, flags);
+  auto set = from == path ? model::ThresholdSet::read(checkpoint.metadata(), path)
+                          : model::ThresholdSet::read(io::read_gguf_metadata(from), from);
+  if (set) set->check_fits(model::read_config(checkpoint), from);
+  return set;
 }
 
 model::ThresholdSet load_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
                                     const SparsityFlags& flags) {
-  std::string from = flags.thresholds;
-  if (from.empty() && file_exists(side_file(path))) from = side_file(path);
-  const auto set = from.empty() ? model::ThresholdSet::read(checkpoint.metadata(), path)
-                                : model::ThresholdSet::read(io::read_gguf_metadata(from), from);
-  if (from.empty()) from = path;
+  auto set = find_thresholds(checkpoint, path, flags);
   if (!set)
     throw Error(
         "{}: holds no thresholds of activation sparsity, so only dense can run; make them with `lacuna calibrate {} "
         "--text FILE`",
-        from, path);
-  set->check_fits(model::read_config(checkpoint), from);
-  return *set;
+        thresholds_file(path, flags), path);
+  return std::move(*set);
 }
 
 namespace {
@@ -124,12 +137,7 @@ std::optional<model::Thresholds> select_thresholds(const io::Checkpoint& checkpo
   check_can_skip(checkpoint);
   const model::ThresholdSet set = load_thresholds(checkpoint, path, flags);
   const auto mode = flags.mode.empty() ? std::nullopt : std::optional(model::mode_named(flags.mode));
-  const auto zigzag = [](const io::Tensor& tensor) { return tensor.layout->zigzag; };
-  if (on_cuda && std::ranges::none_of(checkpoint.tensors(), zigzag))
-    spdlog::warn(
-        "a CUDA device reads these weights whole: leaving inputs out costs quality and saves no time; store the model "
-        "in a zigzag layout (`lacuna quantize --layout zz4_k`)");
-  else if (const int64_t group = skipped_group(checkpoint); !on_cuda && set.group % group != 0)
+  if (const int64_t group = skipped_group(checkpoint); !on_cuda && set.group % group != 0)
     spdlog::warn(
         "these weights are read in groups of {} inputs, the thresholds leave out {} of them together: most of that is "
         "read all the same; `lacuna calibrate --group {}` makes others",

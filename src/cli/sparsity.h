@@ -35,10 +35,14 @@ void check_sparsity(const CLI::App& command, std::string_view needs = "--act-spa
 /// MODEL.thresholds.gguf beside the model.
 std::string side_file(const std::string& model);
 
-/// Whether load_thresholds finds any, sound or not.
-bool has_thresholds(const io::Checkpoint& checkpoint, const std::string& path, const SparsityFlags& flags);
-/// The thresholds of --thresholds, else of the side file where there is one, else of the model's own metadata. Throws
-/// Error when there are none or they are of another model.
+/// Kernels of a CUDA device read weights in other layouts whole, whatever is left out.
+bool has_zigzag_weights(const io::Checkpoint& checkpoint);
+
+/// The thresholds of --thresholds, else of the side file where there is one, else of the model's own metadata; nullopt
+/// where that has none. Throws Error when they are damaged or of another model.
+std::optional<model::ThresholdSet> find_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
+                                                   const SparsityFlags& flags);
+/// The same; throws Error when there are none.
 model::ThresholdSet load_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
                                     const SparsityFlags& flags);
 
@@ -47,7 +51,8 @@ void check_can_skip(const io::Checkpoint& checkpoint);
 /// Inputs that kernels leave out together: the group of the first gs weight, 1 where there is none.
 int64_t skipped_group(const io::Checkpoint& checkpoint);
 
-/// What the flags choose of them; nullopt: dense. Warns where what is left out is read all the same.
+/// What the flags choose of them; nullopt: dense. Warns where the CPU's kernels of group-sparse weights read most of
+/// what is left out.
 std::optional<model::Thresholds> select_thresholds(const io::Checkpoint& checkpoint, const std::string& path,
                                                    const SparsityFlags& flags, bool on_cuda);
 

@@ -80,12 +80,11 @@ std::vector<BenchRow> bench_cuda_decode(model::CudaDecoder& decoder, const io::C
   if (counts.tokens > 0) {
     // Of the timed tokens: those of the dense prefix leave nothing out.
     row.act_sparsity = counts.share() * double(counts.tokens) / double(tokens);
-    double layers = 0;
-    for (const auto& layer : counts.bytes)
-      for (const int64_t part : layer) layers += double(part);
-    // Other layouts are read whole.
-    if (std::ranges::any_of(checkpoint.tensors(), [](const io::Tensor& tensor) { return tensor.layout->zigzag; }))
-      row.bytes -= int64_t(row.act_sparsity * layers);
+    double skippable = 0;  // weights in other layouts are read whole
+    for (const Group& group : model_groups(checkpoint))
+      for (const kernels::WeightView& part : group.parts)
+        if (part.layout->zigzag) skippable += double(part.layout->size_bytes(part.shape, part.params));
+    row.bytes -= int64_t(row.act_sparsity * skippable);
   }
 
   std::vector<BenchRow> rows;

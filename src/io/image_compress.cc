@@ -147,6 +147,7 @@ class Compressor {
 
   void encode(const Job& job, int64_t row0, layout::Shape shape) {
     const layout::Layout& to = *job.to;
+    mask_float_bytes_ = 0;
     if (to.family == layout::Family::tensor_core) {
       keep_.resize(is_sparse(to) ? w_.size() : 0);
       const bool change = is_sparse(to) && masks_->changes_weights();
@@ -224,7 +225,7 @@ ImageCompressReport compress_image(const std::string& source_path, const std::st
     throw Error("the policy {} makes no matrix 2:4, so that no mask is made; leave out --mask, its files and options",
                 options.policy.name());
   if (masks) report.mask = masks->describe();
-  if (options.begins) options.begins(source);
+  if (options.on_checked) options.on_checked(source);
 
   GgufWriter writer(out, metadata_of(source, options.policy, report.mask), std::move(plan));
   std::optional<Progress> progress;

@@ -31,7 +31,7 @@ struct ImageCompressOptions {
   ImagePolicy policy = ImagePolicy::load("quaspa");
   MaskOptions mask;
   bool progress = true;
-  std::function<void(const ImageCheckpoint& source)> begins{};  // called when all is checked and nothing written
+  std::function<void(const ImageCheckpoint& source)> on_checked{};  // called before anything is written
 };
 
 struct ImageCompressReport {

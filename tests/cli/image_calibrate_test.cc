@@ -237,8 +237,9 @@ TEST(ImageCalibrate, ErrorsAreOneLineAndLeaveNothing) {
   fails(inputs, {"--steps", "4"}, 1, "--steps needs prompt_embeds");
   fails(inputs, {"--inputs", inputs, "--steps", "4"}, 1, "--steps needs prompt_embeds, which none of the inputs has");
   const std::string prompts = inputs_file(dir, "denoise");
-  fails(prompts, {"--height", "32"}, 1, "--height needs inputs without latents, and");
-  fails(prompts, {"--inputs", inputs, "--seed", "1"}, 1, "--seed needs inputs without latents, which none is");
+  fails(prompts, {"--height", "32"}, 1, "--height needs inputs without latents, but");
+  fails(prompts, {"--inputs", inputs, "--seed", "1"}, 1,
+        "--seed needs inputs without latents, but all inputs have them");
   fails(inputs, {"--second-moments", "nothing.*"}, 1, "has no matrix of that name");
   fails(inputs, {"--memory", "4"}, 1, "--memory needs --second-moments");
   fails(inputs, {"--memory", "0.000001", "--second-moments", "proj_out.weight"}, 1, "more than the 1073 allowed");

@@ -184,7 +184,7 @@ TEST(ImageDenoise, SaysWhatIsWrong) {
   EXPECT_THAT(run({"--schedule", schedule}).err, testing::HasSubstr("DDIMScheduler"));
   for (const char* shifts : {R"({"shift": 1e-300})", R"({"use_dynamic_shifting": true, "base_shift": 1e6})"}) {
     std::ofstream(schedule) << shifts;
-    EXPECT_THAT(run({"--schedule", schedule}).err, testing::HasSubstr("its shifts make a noise level of"));
+    EXPECT_THAT(run({"--schedule", schedule}).err, testing::HasSubstr("the schedule's shifts make a noise level of"));
   }
   EXPECT_FALSE(std::filesystem::exists(out));
 }

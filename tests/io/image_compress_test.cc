@@ -356,6 +356,14 @@ TEST(ImageCompress, HighPrecisionValuesOfMasksCount) {
   EXPECT_EQ(held(awp), 5 * piece + K * K * int64_t(sizeof(float)));
   awp.changed_weights = true;
   EXPECT_EQ(held(awp), 6 * piece + K * K * int64_t(sizeof(float)));
+  // A matrix without a mask, later and larger, has the two pieces alone.
+  const int64_t large = 8 * N * K;
+  test::write_bytes(model,
+                    test::safetensors({made(name, {N, K}, "F32").entry, made("z.weight", {8 * N, K}, "F32").entry}));
+  EXPECT_EQ(held({.method = MaskMethod::wanda_plus_plus,
+                  .norms = folder.file("norms"),
+                  .gradients = folder.file("gradients")}),
+            2 * large * int64_t(sizeof(float)));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda_memory.h"
+#include "kernels/cuda_rows.h"
 #include "kernels/support.h"
 
 namespace lacuna {
@@ -96,13 +97,7 @@ TEST(CudaGroupedRows, ProductsOfAFewTokensMatchDouble) {
     for (const int64_t M : {2, 3, 4}) {
       const OnDevice<float> y(size_t(4 * y_stride));
       const cuda::RowsPart parts[] = {{a.rows(), on_bias.data(), y.data()}, {b.rows(), nullptr, y.data() + 77}};
-      cuda::RowsArgs args;
-      args.parts = parts;
-      args.x = on_x.data();
-      args.M = M;
-      args.x_stride = x_stride;
-      args.y_stride = y_stride;
-      cuda::launch_rows(device(), stream(), args);
+      launch_rows(parts, on_x, M, x_stride, y_stride);
       const std::vector<float> got = y.values();
       for (int64_t m = 0; m < 4; ++m)
         for (int64_t n = 0; n < y_stride; ++n) {

@@ -1,4 +1,6 @@
 // tests/kernels/cuda_rows_test.cc - the row kernels of the CUDA backend against decoded rows and double precision.
+#include "kernels/cuda_rows.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -263,18 +265,6 @@ Expected expect(const kernels::WeightView& w, const std::vector<float>& size, co
   return out;
 }
 
-void launch(std::span<const cuda::RowsPart> parts, const OnDevice<float>& x, int64_t M, int64_t x_stride,
-            int64_t y_stride, float threshold = 0) {
-  cuda::RowsArgs args;
-  args.parts = parts;
-  args.x = x.data();
-  args.threshold = threshold;
-  args.M = M;
-  args.x_stride = x_stride;
-  args.y_stride = y_stride;
-  cuda::launch_rows(device(), stream(), args);
-}
-
 TEST_P(EachLayout, ProductsOfAFewTokensAreTheReference) {
   LACUNA_NEED_DEVICE();
   const layout::Layout& l = layout::get(GetParam());
@@ -290,7 +280,7 @@ TEST_P(EachLayout, ProductsOfAFewTokensAreTheReference) {
     for (const int64_t M : {2, 3, 4}) {
       const OnDevice<float> y(size_t(M * y_stride));
       const std::vector<cuda::RowsPart> parts = {{{&l, weights.data(), N, K}, bias_there.data(), y.data()}};
-      launch(parts, x_there, M, x_stride, y_stride);
+      launch_rows(parts, x_there, M, x_stride, y_stride);
       const auto got = y.values();
       const Expected expected = expect(view, size, x, x_stride, M);
       for (int64_t m = 0; m < M; ++m)
@@ -332,7 +322,7 @@ TEST_P(EachLayout, TeamsOfManyRows) {
         parts.push_back({{&l, weights.data(), N, K}, nullptr, y.data() + at});
         at += N;
       }
-      launch(parts, x_there, M, x_stride, y_stride, threshold);
+      launch_rows(parts, x_there, M, x_stride, y_stride, threshold);
       const auto got = y.values();
       for (int64_t m = 0; m < M; ++m) {
         int64_t first = 0;

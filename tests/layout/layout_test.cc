@@ -197,6 +197,11 @@ TEST(FirstBadRow, FloatRows) {
     half[13] = to_bf16(bad);
     EXPECT_EQ(first_bad_row(get(Id::f32), {3, 7}, std::as_bytes(std::span(f32))), 1);
     EXPECT_EQ(first_bad_row(get(Id::bf16), {3, 7}, std::as_bytes(std::span(half))), 1);
+    EXPECT_THAT(
+        [&] {
+          check_bytes(get(Id::bf16), {3, 7}, std::as_bytes(std::span(half)));
+        },
+        ThrowsMessage<Error>(HasSubstr("row 1 in bf16 has a value that is not finite")));
   }
   EXPECT_EQ(first_bad_row(get(Id::f32), {0, 7}, {}), -1);
 }
