@@ -62,6 +62,16 @@ def matrix(text: str) -> str:
     return text
 
 
+def percentages(text: str) -> str:
+    try:
+        fine = all(0 <= float(part) < 100 for part in text.split(","))
+    except ValueError:
+        fine = False
+    if not fine:
+        raise argparse.ArgumentTypeError(f"{text}: expected percentages from 0 to below 100, separated by commas, such as 0,25,50")
+    return text
+
+
 def lacuna_rows(program: str, shape: str, layout: str, sparsity: float, runs: int, more: list[str] | None = None) -> list[dict]:
     command = [program, "bench", "--synthetic", shape, "--device", "cuda", "--what", "linear", "--layout", layout, "--json", "--runs", str(runs),
                *layers_flag(shape), *(more or [])]
@@ -74,22 +84,33 @@ def lacuna_rows(program: str, shape: str, layout: str, sparsity: float, runs: in
 
 
 def decode_rows(program: str, shape: str, sparsity: float, args) -> list[dict]:
-    """Whole tokens; the dense ones after the prefill of a prompt."""
-    command = [program, "bench", "--synthetic", shape, "--device", "cuda", "--what", "decode" if sparsity else "decode,prefill", "--layout", "zz4_k",
-               "--json", "--runs", str(args.runs), "--context", args.depths, "--gen", str(args.tokens), "--prompt", str(args.prompt)]
+    """Whole tokens; the dense ones after the prefill of a prompt, or beside those of the sparsity."""
+    prefill = not sparsity and args.prompt
+    command = [program, "bench", "--synthetic", shape, "--device", "cuda", "--what", "decode,prefill" if prefill else "decode", "--layout", "zz4_k",
+               "--json", "--runs", str(args.runs), "--context", args.depths, "--gen", str(args.tokens)]
+    if prefill:
+        command += ["--prompt", str(args.prompt)]
     if sparsity:
         command += ["--act-sparsity", f"{sparsity:g}"]
+    if args.beside_dense:
+        command += ["--beside-dense"]
+    if args.scratch:
+        command += ["--scratch", args.scratch]
     if args.tune:
         command += ["--tune"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"error: {shlex.join(command)}: {done.stderr.strip()}")
-    return [dict(json.loads(line), asked_sparsity=sparsity / 100) for line in done.stdout.splitlines()]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    # Dense rows come first.
+    n_dense = len(rows) // 2 if args.beside_dense else 0
+    return [dict(row, asked_sparsity=0.0 if at < n_dense else sparsity / 100) for at, row in enumerate(rows)]
 
 
 def llama_rows(model: pathlib.Path, shape: str, args) -> list[dict]:
     rows = []
-    for what in (["-p", "0", "-n", str(args.tokens), "-d", args.depths], ["-p", str(args.prompt), "-n", "0"]):
+    tokens, prompt = ["-p", "0", "-n", str(args.tokens), "-d", args.depths], ["-p", str(args.prompt), "-n", "0"]
+    for what in [tokens, prompt] if args.prompt else [tokens]:
         command = [args.llama_bench, "-m", str(model), "-ngl", "99", *what, "-fa", "1", "-r", str(args.runs), "-o", "jsonl"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
@@ -117,7 +138,7 @@ def make_model(model: pathlib.Path, shape: str, program: str) -> None:
 def decoding(args) -> list[dict]:
     """Every sparsity and llama.cpp once a round."""
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
         for shape in args.shape or ["llama-2-7b", "llama-3.2-1b"]:
             model = pathlib.Path(folder) / f"{shape}-q4_K.gguf"
             for round_number in range(args.rounds):
@@ -328,16 +349,18 @@ def main() -> int:
     parser.add_argument("--no-peer", action="store_true", help="of linear and groups: without PyTorch's kernel")
     parser.add_argument("--ggml", metavar="PROGRAM", help="of linear and groups: what scripts/harness/build_ggml_linear.sh makes of a CUDA build of llama.cpp")
     parser.add_argument("--sparse-marlin", metavar="PROGRAM", help="of groups: what scripts/harness/build_sparse_marlin.sh makes of a checkout of Sparse-Marlin")
-    parser.add_argument("--sparsity", default="0,25,40,50,65", help="percentages, separated by commas")
+    parser.add_argument("--sparsity", type=percentages, default="0,25,40,50,65", metavar="LIST", help="percentages, separated by commas")
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--commit", help="what the program was built from; default: git's HEAD")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file, such as docs/results/spqt-cuda-linear.json")
     parser.add_argument("--llama-bench", metavar="PROGRAM", help="of decode: llama-bench of a CUDA build of llama.cpp")
     parser.add_argument("--depths", default="10,1024,3840", help="of decode: tokens in the cache, separated by commas")
     parser.add_argument("--tokens", type=int, default=64, help="of decode: tokens in a run")
-    parser.add_argument("--prompt", type=int, default=512, help="of decode: tokens of a prefill")
+    parser.add_argument("--prompt", type=int, default=512, help="of decode: tokens of a prefill; 0: none")
     parser.add_argument("--rounds", type=int, default=3, help="of decode")
     parser.add_argument("--tune", action="store_true", help="of decode, and of whole on one device: find the fastest plans before each timing")
+    parser.add_argument("--beside-dense", action="store_true",
+                        help="of decode: dense tokens from the same load of the model as those of each --sparsity, which are all above 0, so without prompts")
     parser.add_argument("--groups", default="8,16,32,64,128", help="of groups: inputs of a group, separated by commas")
     parser.add_argument("--weight-sparsity", default="0,20,30,40,50,60", help="of groups: percentages, separated by commas")
     parser.add_argument("--uneven", action="store_true", help="of groups: also with rows that keep different shares")
@@ -347,11 +370,13 @@ def main() -> int:
     parser.add_argument("--input", type=int, default=15, help="of whole: tokens before those that are timed")
     parser.add_argument("--lengths", default="128,1024", help="of whole: tokens of an output, separated by commas")
     parser.add_argument("--layers", type=int, default=0, help="of whole: only so many layers; 0: all")
-    parser.add_argument("--scratch", metavar="DIR", help="of whole: where the models are written, one at a time; default: the system's folder for temporary files")
+    parser.add_argument("--scratch", metavar="DIR", help="of decode and whole: where the models are written, one at a time; default: the system's folder for temporary files")
     parser.add_argument("--deterministic", action="store_true", help="of whole: sums in a fixed order")
     args = parser.parse_args()
     if unknown := [weights for weights in args.weights if weights not in WHOLE]:
         parser.error(f"--weights: {', '.join(unknown)}; known are {', '.join(WHOLE)}")
+    if args.beside_dense and (args.what != "decode" or any(float(part) == 0 for part in args.sparsity.split(","))):
+        parser.error("--beside-dense is of --what decode with --sparsity above 0")
     if args.what != "groups" and (args.single or args.sparse_marlin):
         parser.error("--single and --sparse-marlin are of --what groups")
     if args.what == "groups":
@@ -393,7 +418,7 @@ def finish(args, rows: list[dict]) -> int:
             command += ["--what=groups", f"--groups={args.groups}", f"--weight-sparsity={args.weight_sparsity}", *(["--uneven"] if args.uneven else [])]
         if args.what == "decode":
             command += ["--what=decode", f"--depths={args.depths}", f"--tokens={args.tokens}", f"--prompt={args.prompt}", f"--rounds={args.rounds}", *(["--tune"] if args.tune else []),
-                        *(["--llama-bench=llama-bench"] if args.llama_bench else [])]
+                        *(["--beside-dense"] if args.beside_dense else []), *(["--llama-bench=llama-bench"] if args.llama_bench else [])]
         if args.what == "whole":
             command = ["scripts/gpu_bench.sh", "--what=whole", *(f"--shape={shape}" for shape in args.shape or []), f"--weights={','.join(args.weights)}",
                        f"--gpus={','.join(map(str, args.gpus))}", f"--input={args.input}", f"--lengths={args.lengths}", f"--runs={args.runs}",

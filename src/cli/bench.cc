@@ -43,7 +43,7 @@ struct Options : Common {
   std::vector<std::string> parts;
   std::string svg;
   GpuFlags gpu;
-  bool tune = false, uneven_rows = false;
+  bool tune = false, uneven_rows = false, beside_dense = false;
 };
 
 /// A file with random weights.
@@ -231,8 +231,10 @@ int bench_on_cuda(const Options& options) {
                            .explain = options.explain,
                            .profile = options.profile,
                            .tune = options.tune,
+                           .beside_dense = options.beside_dense,
                            .gpu = options.gpu};
   check_cuda_bench(request);
+  if (!options.synthetic.empty()) model::linear_layers(options.synthetic);  // an unknown shape is told of first
   std::unique_ptr<ScratchFile> synthetic;
   if (!options.synthetic.empty() && (asked(options, "decode") || asked(options, "prefill"))) {
     const cuda::Device there(options.gpu.options());  // an error comes before the work
@@ -248,6 +250,8 @@ int bench(const Options& options) {
   if (options.uneven_rows) throw Error("--uneven-rows is of --device cuda");
   if (options.tune) throw Error("--tune is of --device cuda; on the CPU `lacuna tune MODEL` makes a profile");
   check_common(options);
+  if (options.beside_dense && !asked(options, "decode"))
+    throw Error("--beside-dense is of --what decode; ask for it too");
   if (options.sparsity.sparse() && (asked(options, "prefill") || options.tokens > 1))
     throw Error(
         "--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear, without "
@@ -274,16 +278,20 @@ int bench(const Options& options) {
   if (asked(options, "decode") || asked(options, "prefill")) {
     const LoadedModel model = load_model(path, options, plans.load_options(wanted.prepare));
     const kernels::KvType kv = parse_kv(options.kv);
-    if (const auto thresholds = thresholds_of_bench(model, path, options.synthetic, options.sparsity))
+    const auto thresholds = thresholds_of_bench(model, path, options.synthetic, options.sparsity);
+    const auto time_tokens = [&] {
+      for (const int64_t context : options.contexts)
+        for (const int64_t gen : options.gens)
+          report.add(eval::bench_decode(*model.decoder, model.checkpoint, gen, context, kv, wanted), model.load_s);
+    };
+    if (thresholds && options.beside_dense) time_tokens();
+    if (thresholds)
       model.decoder->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, false});
     if (options.explain)
       say("{}{}{}", model.decoder->explain(), explain_plans(model.checkpoint, plans), explain_sparsity(model, plans));
     if (asked(options, "prefill"))
       report.add(eval::bench_prefill(*model.decoder, model.checkpoint, options.prompt, kv, wanted), model.load_s);
-    if (asked(options, "decode"))
-      for (const int64_t context : options.contexts)
-        for (const int64_t gen : options.gens)
-          report.add(eval::bench_decode(*model.decoder, model.checkpoint, gen, context, kv, wanted), model.load_s);
+    if (asked(options, "decode")) time_tokens();
     if (!options.json)
       print(fmt::format("load {:.2f} s, prepared copies {}, peak memory {}\n", model.load_s,
                         human_bytes(model.decoder->prepared_bytes()), human_bytes(peak_memory_bytes())));
@@ -432,10 +440,13 @@ Action add_bench(CLI::App& program) {
       ->add_flag("--tune", options->tune,
                  "cuda, decode: find the fastest plans first, a few seconds, instead of reading a profile")
       ->group("This machine");
+  command->add_flag("--beside-dense", options->beside_dense,
+                    "of --what decode with --act-sparsity: dense tokens of the same load of the model too, first");
   add_gpu(*command, options->gpu);
   add_common(*command, *options);
   return [=] {
     check_gpu(*command, *options);
+    if (options->beside_dense && !options->sparsity.sparse()) throw Error("--beside-dense needs --act-sparsity");
     if (!options->spqt) check_sparsity(*command);
     if (options->spqt) {
       if (runs->count() == 0) options->runs = 3;

@@ -301,9 +301,14 @@ void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& opti
     for (const auto& gpu : model.more_gpus) devices.push_back(gpu.get());
     model.cuda = model::CudaDecoder::load(model.checkpoint, *model.pool, devices, options);
   } catch (const cuda::DoesNotFit& error) {
-    if (!may_split || error.layers == 0) throw;
-    throw Error("{}; {} of its {} layers fit: --gpu-layers {} runs the others on the CPU", error.what(), error.layers,
-                model::read_config(model.checkpoint).n_layers, error.layers);
+    const bool splits = may_split && error.layers > 0;
+    if (!splits && error.positions == 0) throw;
+    std::string what = error.what();
+    if (error.positions > 0) what += fmt::format("; a context of {} tokens would fit", error.positions);
+    if (splits)
+      what += fmt::format("; {} of its {} layers fit: --gpu-layers {} runs the others on the CPU", error.layers,
+                          model::read_config(model.checkpoint).n_layers, error.layers);
+    throw Error("{}", what);
   }
   model.load_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

@@ -4,6 +4,7 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -47,7 +48,8 @@ struct GpuFlags {
   int64_t shards = 0;     // of each layer; 0: one a device
   /// Of the device `index` + further.
   cuda::DeviceOptions options(int further = 0) const {
-    return {index + further, int64_t(memory_gib * double(int64_t{1} << 30))};
+    const double bytes = memory_gib * double(int64_t{1} << 30);
+    return {index + further, bytes > 0 ? std::max(int64_t{1}, int64_t(bytes)) : 0};
   }
   bool split() const { return count > 1 || shards > 1; }
 };

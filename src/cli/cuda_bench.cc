@@ -135,38 +135,45 @@ void whole_tokens(const CudaBenchRequest& request) {
   model.decoder = model::Decoder::load(
       model.checkpoint, *model.pool,
       {.prepare = request.sparsity.sparse() ? kernels::Prepare::automatic : kernels::Prepare::in_place});
-  const double deviation = eval::check_cuda_decoder(*model.cuda, *model.decoder);
   const auto thresholds = thresholds_of_bench(model, request.path, request.synthetic, request.sparsity);
-  model.decoder.reset();
+  const auto check = [&] { return eval::check_cuda_decoder(*model.cuda, *model.decoder); };
+  double deviation = check();
   eval::CudaLinearResult result;
   result.device = model.gpu->info();
-  if (prefills)
+  if (prefills) {
     result.rows.push_back(eval::bench_cuda_prefill(*model.cuda, model.checkpoint, deviation,
                                                    {.tokens = request.prompt, .runs = request.runs}));
+    result.plans.push_back("f16 operands of all weights, products on tensor cores");
+  }
+  const auto time_tokens = [&] {
+    for (const int64_t depth : request.contexts)
+      for (const int64_t gen : request.gens) {
+        const eval::CudaDecodeOptions wanted = {.tokens = gen, .depth = depth, .runs = request.runs};
+        result.shares.resize(result.rows.size());
+        for (eval::BenchRow& row : eval::bench_cuda_decode(*model.cuda, model.checkpoint, deviation, wanted)) {
+          result.rows.push_back(std::move(row));
+          result.plans.push_back(fmt::format("{}\n{}{}", plans.source,
+                                             on_cpu ? fmt::format("the CPU's layers: {}\n", on_cpu->source) : "",
+                                             model.cuda->explain()));
+        }
+        result.shares.emplace_back(eval::bench_cuda_shares(*model.cuda, wanted));
+      }
+  };
   // Dense first: its plans serve where skipping does not pay.
   if (request.tune) {
     const bool has_groups = !model.cuda->tune_groups(true).empty();
     if (model.cuda->tune(true).empty() && !has_groups)
       throw Error("--tune: {} has neither zigzag nor group-sparse weights, whose plans it finds", request.shape);
+    deviation = check();
   }
-  if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, request.sparsity.dense_prefix, false});
-  if (request.tune && thresholds) model.cuda->tune(true);
-  for (const int64_t depth : request.contexts) {
-    if (!decodes) break;
-    for (const int64_t gen : request.gens) {
-      const eval::CudaDecodeOptions wanted = {.tokens = gen, .depth = depth, .runs = request.runs};
-      const auto rows = eval::bench_cuda_decode(*model.cuda, model.checkpoint, deviation, wanted);
-      result.shares.resize(result.rows.size());
-      result.rows.insert(result.rows.end(), rows.begin(), rows.end());
-      result.shares.emplace_back(eval::bench_cuda_shares(*model.cuda, wanted));
-    }
+  if (decodes && (!thresholds || request.beside_dense)) time_tokens();
+  if (thresholds) {
+    const model::SparsityOptions sparsity{*thresholds, request.sparsity.dense_prefix, false};
+    model.cuda->set_sparsity(sparsity);
+    if (request.tune) model.cuda->tune(true);
+    deviation = eval::check_cuda_sparsity(*model.cuda, *model.decoder, sparsity);
+    time_tokens();
   }
-  for (const eval::BenchRow& row : result.rows)
-    result.plans.push_back(row.bench == "prefill"
-                               ? "f16 operands of all weights, products on tensor cores"
-                               : fmt::format("{}\n{}{}", plans.source,
-                                             on_cpu ? fmt::format("the CPU's layers: {}\n", on_cpu->source) : "",
-                                             model.cuda->explain()));
   result.ceiling_gb_s = model.cuda->measure_read_gb_s();
   report(request, result, loaded);
 }
@@ -176,6 +183,8 @@ void whole_tokens(const CudaBenchRequest& request) {
 void check_cuda_bench(const CudaBenchRequest& request) {
   if (!request.profile.path.empty() && !asked(request, "decode"))
     throw Error("--profile has the plans of --what decode; the linear layers find theirs");
+  if (request.beside_dense && !asked(request, "decode"))
+    throw Error("--beside-dense is of --what decode; ask for it too");
   if (request.tune && !asked(request, "decode")) throw Error("--tune finds the plans of --what decode; ask for it too");
   if (request.tune && (request.profile.deterministic || !request.profile.path.empty()))
     throw Error("--tune finds plans in place of those of a profile or of a fixed order; leave out {}",

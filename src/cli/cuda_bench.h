@@ -30,7 +30,8 @@ struct CudaBenchRequest {
   bool uneven_rows = false;
   bool explain = false;
   ProfileFlags profile;
-  bool tune = false;  // decoding: find plans first
+  bool tune = false;          // decoding: find plans first
+  bool beside_dense = false;  // decoding, with sparsity: dense tokens too
   GpuFlags gpu;
 };
 

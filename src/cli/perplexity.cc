@@ -25,7 +25,7 @@ struct Options : Common {
   int64_t ctx = 2048, chunks = 0;
   SparsityFlags sparsity;
   GpuFlags gpu;
-  bool sweep = false;
+  bool sweep = false, deterministic = false;
   std::string output, svg;
 };
 
@@ -71,20 +71,25 @@ int perplexity(Options& options) {
   if (options.sweep) {
     if (options.logits_out) throw Error("--logits-out is of one perplexity, not of --sweep");
     return sweep({options, options.model, options.file, text, options.protocol, options.output, options.svg,
-                  options.sparsity, options.gpu, measured(options)});
+                  options.sparsity, options.gpu, options.deterministic, measured(options)});
   }
   std::optional<LogitsFile> logits;
   if (options.logits_out) {
     check_out("--logits-out", *options.logits_out);
     logits.emplace(*options.logits_out);
   }
-  LoadedModel model = on_cuda ? open_model(options.model, options) : load_model(options.model, options);
+  LoadedModel model = on_cuda ? open_model(options.model, options)
+                              : load_model(options.model, options, {.deterministic = options.deterministic});
   const Tokenizer& tokenizer = model.need_tokenizer();
   std::optional<model::Thresholds> thresholds;
   if (on_cuda) {
     thresholds = select_thresholds(model.checkpoint, options.model, options.sparsity, true);
     open_gpu(model, options.gpu);
-    load_cuda_decoder(model, {.context = options.ctx, .gpu_layers = options.gpu.layers, .shards = options.gpu.shards},
+    load_cuda_decoder(model,
+                      {.context = options.ctx,
+                       .deterministic = options.deterministic,
+                       .gpu_layers = options.gpu.layers,
+                       .shards = options.gpu.shards},
                       true);
     model.cuda->count_inputs(true);
     if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, true});
@@ -124,6 +129,7 @@ int perplexity(Options& options) {
                 {"act_mode", thresholds ? name_of(thresholds->mode) : "dense"},
                 {"criterion", thresholds ? name_of(thresholds->criterion) : "none"},
                 {"dense_prefix", options.sparsity.dense_prefix},
+                {"deterministic", options.deterministic},
                 {"seconds", seconds}};
     if (realised) row.update(realised_json(*realised));
     print_json(row);
@@ -170,6 +176,9 @@ Action add_perplexity(CLI::App& program) {
       ->type_name("N");
   add_kv(*command, options->kv);
   add_sparsity(*command, options->sparsity, true);
+  command->add_flag(
+      "--deterministic", options->deterministic,
+      "sums in a fixed order: the same figure every time. Without it sparse figures differ from run to run on cuda");
   command->add_flag("--sweep", options->sweep,
                     "dense and every stored level, mode and criterion in one table, for each --dense-prefix; "
                     "--act-sparsity, --act-mode and --criterion pick some");

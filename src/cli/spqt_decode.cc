@@ -119,8 +119,8 @@ class Decoding {
     model_.decoder = model::Decoder::load(model_.checkpoint, *model_.pool,
                                           {.plans = request.plans, .deterministic = request.deterministic});
     if (model_.cuda) {
-      deviation_ = eval::check_cuda_decoder(*model_.cuda, *model_.decoder);
       model_.cuda->tune(true);
+      dense_deviation_ = eval::check_cuda_decoder(*model_.cuda, *model_.decoder);
     }
     for (const eval::Group& group : eval::model_groups(model_.checkpoint)) count(group);
     count(eval::head_group(model_.checkpoint));
@@ -136,7 +136,9 @@ class Decoding {
     if (model_.cuda) {
       model_.cuda->set_sparsity(sparsity);
       if (sparsity) model_.cuda->tune(true);
-      out.row = eval::bench_cuda_decode(*model_.cuda, model_.checkpoint, deviation_,
+      const double deviation =
+          sparsity ? eval::check_cuda_sparsity(*model_.cuda, *model_.decoder, *sparsity) : dense_deviation_;
+      out.row = eval::bench_cuda_decode(*model_.cuda, model_.checkpoint, deviation,
                                         {.tokens = request_.gen, .depth = kPromptTokens, .runs = request_.runs})
                     .front();
     } else {
@@ -155,7 +157,7 @@ class Decoding {
   }
   const SpqtRequest& request_;
   LoadedModel model_;
-  double weights_ = 0, deviation_ = 0;
+  double weights_ = 0, dense_deviation_ = 0;
 };
 
 bool has_thresholds(const SpqtRequest& request, const LoadedModel& model) {

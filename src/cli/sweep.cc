@@ -165,12 +165,16 @@ Json realised_json(const eval::Realised& realised) {
 
 int sweep(const SweepOptions& options) {
   const bool on_cuda = options.common.device == "cuda";
-  LoadedModel model = on_cuda ? open_model(options.model, options.common) : load_model(options.model, options.common);
+  LoadedModel model = on_cuda ? open_model(options.model, options.common)
+                              : load_model(options.model, options.common, {.deterministic = options.deterministic});
   if (on_cuda) {
     open_gpu(model, options.gpu);
-    load_cuda_decoder(
-        model, {.context = options.perplexity.ctx, .gpu_layers = options.gpu.layers, .shards = options.gpu.shards},
-        true);
+    load_cuda_decoder(model,
+                      {.context = options.perplexity.ctx,
+                       .deterministic = options.deterministic,
+                       .gpu_layers = options.gpu.layers,
+                       .shards = options.gpu.shards},
+                      true);
     model.cuda->count_inputs(true);
   }
   const model::ThresholdSet set = load_thresholds(model.checkpoint, options.model, options.sparsity);

@@ -16,6 +16,7 @@ struct SweepOptions {
   std::string output, svg;                  // empty: none
   SparsityFlags sparsity;                   // what is given of level, mode and criterion picks rows
   GpuFlags gpu;
+  bool deterministic = false;  // sums in a fixed order
   eval::PerplexityOptions perplexity;
 };
 

@@ -160,7 +160,7 @@ Action add_tune(CLI::App& program) {
           ->type_name("S");
   command->add_flag("--quick", options->quick, "a quarter of the time: small differences stay unseen");
   command->add_flag("--explain", options->explain, "print what every plan took, not only the chosen one");
-  add_gpu(*command, options->gpu);
+  add_gpu_choice(*command, options->gpu);
   add_common(*command, *options);
   return [=] {
     check_gpu(*command, *options);
@@ -171,9 +171,6 @@ Action add_tune(CLI::App& program) {
     for (const auto& [flag, given] :
          {std::pair{"--seconds", seconds->count() > 0}, {"--quick", options->quick}, {"--explain", options->explain}})
       if (given) throw Error("{} is of --device cpu; leave it out with cuda", flag);
-    if (options->gpu.layers > 0)
-      throw Error("tune finds plans with the whole model on the device; leave out --gpu-layers");
-    refuse_split(options->gpu, "tune");
     return run_cuda_tune({.common = *options,
                           .model = options->model,
                           .output = options->output,

@@ -15,19 +15,24 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kCheckTokens = 4;
+constexpr int64_t kCheckTokens = 4, kSparseCheckTokens = 2, kSparseCheckLayers = 4;
 /// A product on the device is off by 1.2e-3 of its size, on the CPU by about 6e-3 (8-bit inputs); layers add to that.
 constexpr double kLargestDeviation = 0.1;
 
-/// Relative root mean square difference. Throws Error when it is too large for the rounding of either.
-double check_logits(std::span<const float> expected, std::span<const float> found, const char* of) {
+/// Relative root mean square difference.
+double difference(std::span<const float> expected, std::span<const float> found) {
   double error = 0, norm = 0;
   for (size_t v = 0; v < expected.size(); ++v) {
     const double e = expected[v], d = found[v] - e;
     error += d * d;
     norm += e * e;
   }
-  const double deviation = std::sqrt(error / std::max(norm, 1e-30));
+  return std::sqrt(error / std::max(norm, 1e-30));
+}
+
+/// difference(). Throws Error when it is too large for the rounding of either.
+double check_logits(std::span<const float> expected, std::span<const float> found, const char* of) {
+  const double deviation = difference(expected, found);
   if (!(deviation < kLargestDeviation))
     throw Error("the logits of the device differ from {} by {:.3g} of their size; expected less than {}", of, deviation,
                 kLargestDeviation);
@@ -45,6 +50,61 @@ double check_cuda_decoder(model::CudaDecoder& decoder, model::Decoder& cpu) {
     const std::span<const float> expected = cpu.forward(session, {&id, 1}), found = decoder.forward({&id, 1});
     worst = std::max(worst, check_logits(expected, found, "the CPU's"));
   }
+  decoder.truncate(0);
+  return worst;
+}
+
+double check_cuda_sparsity(model::CudaDecoder& decoder, model::Decoder& cpu, const model::SparsityOptions& options) {
+  const std::vector<int32_t> ids =
+      random_ids(std::min(kSparseCheckTokens, decoder.capacity()), decoder.config().n_vocab, 1);
+  const auto logits = [&](const auto& forward) {
+    std::vector<float> all;
+    for (const int32_t id : ids) {
+      const std::span<const float> some = forward(id);
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    return all;
+  };
+  const auto on_cpu = [&](const std::optional<model::SparsityOptions>& sparsity) {
+    cpu.set_sparsity(sparsity);
+    model::Session session(cpu, int64_t(ids.size()));
+    return logits([&](const int32_t id) { return cpu.forward(session, {&id, 1}); });
+  };
+  const auto on_device = [&](const std::optional<model::SparsityOptions>& sparsity) {
+    decoder.set_sparsity(sparsity);
+    decoder.truncate(0);
+    return logits([&](const int32_t id) { return decoder.forward({&id, 1}); });
+  };
+
+  decoder.set_sparsity(options);
+  const model::PerInput t = decoder.sparsity()->thresholds.t;  // 0 where its plans run an input dense
+  const std::vector<float> dense = on_cpu(std::nullopt);
+  const double rounding = check_logits(dense, on_device(std::nullopt), "the CPU's");
+  double worst = rounding;
+  for (int64_t part = 0; part < kSparseCheckLayers * model::kInputs; ++part) {
+    const auto input = size_t(part % model::kInputs);
+    const int64_t first = part / model::kInputs;
+    model::SparsityOptions some = options;
+    some.dense_prefix = 0;
+    some.thresholds.t.assign(t.size(), {});
+    bool any = false;
+    for (size_t l = size_t(first); l < t.size(); l += size_t(kSparseCheckLayers)) {
+      some.thresholds.t[l][input] = t[l][input];
+      any = any || t[l][input] > 0;
+    }
+    if (!any) continue;
+    const std::vector<float> expected = on_cpu(some);
+    const double off = difference(expected, on_device(some));
+    const double limit = std::max(3 * rounding, difference(dense, expected) / 2);
+    if (!(off < limit))
+      throw Error(
+          "with inputs left out of {} in every fourth layer from {} on, the logits of the device differ from the CPU's "
+          "by {:.3g} of their size; expected less than {:.3g}",
+          model::name_of(model::Input(input)), first, off, limit);
+    worst = std::max(worst, off);
+  }
+  cpu.set_sparsity(std::nullopt);
+  decoder.set_sparsity(options);
   decoder.truncate(0);
   return worst;
 }

@@ -17,8 +17,16 @@ struct CudaDecodeOptions {
 };
 
 /// The largest relative root mean square difference of a few tokens' logits from the CPU's decoder of the same
-/// weights, both dense. Throws Error when it is too large for the rounding of either.
+/// weights, both dense, with the plans that `decoder` uses then. Throws Error when it is too large for the rounding of
+/// either.
 double check_cuda_decoder(model::CudaDecoder& decoder, model::Decoder& cpu);
+
+/// The same with inputs left out as `options` says, which `decoder` is set to afterwards, and `cpu` to dense; inputs
+/// that the plans of `decoder` run dense are dense in both. Rounding moves inputs over their thresholds, and from layer
+/// to layer ever more, until the logits of a deep net are as far from the CPU's as from dense ones. So one input of
+/// every fourth layer is thresholded at a time, each of all layers in its turn. Throws Error where the logits differ by
+/// more than half of what leaving these out changes and three times as much as dense ones.
+double check_cuda_sparsity(model::CudaDecoder& decoder, model::Decoder& cpu, const model::SparsityOptions& options);
 
 /// Generation of `tokens` ids one by one after `depth` others, as the decoder is set; the time is that of one token.
 /// Two rows: each next token chosen on the device, and each token's logits read by the host. deviation: of

@@ -410,11 +410,13 @@ void CudaDecoder::Impl::check_memory(std::span<const LayerWeights> layers, const
     try {
       card.device.require(
           weights + cache + rest,
-          fmt::format("{}: {} MB of weights, {} MB of key-value cache for {} tokens and {} MB of work space{}", path,
+          fmt::format("{}: {} MiB of weights, {} MiB of key-value cache for {} tokens and {} MiB of work space{}", path,
                       weights >> 20, cache >> 20, context, rest >> 20,
                       is_split ? fmt::format(" on device {}", card.device.info().index) : ""));
     } catch (cuda::DoesNotFit& error) {
       if (is_split) throw;
+      const int64_t beside_cache = card.device.free_bytes() - weights - rest;
+      if (cache > 0 && beside_cache > 0) error.positions = std::min(context - 1, beside_cache / (cache / context));
       int64_t left = card.device.free_bytes() - heads - rest - handed;
       for (auto bytes = layer_bytes.rbegin(); error.layers + 1 < config.n_layers && left >= *bytes;
            ++bytes, ++error.layers)

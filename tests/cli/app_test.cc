@@ -106,11 +106,15 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
   expect_error(with({"--what", "linear", "--gpu-split", "2"}), "--gpu-split");
   expect_error(with({"--what", "decode", "--tune", "--gpus", "2"}), "--tune runs on one device");
   expect_error(with({"--what", "decode", "--tune", "--gpu-layers", "1"}), "--gpu-layers");
-  expect_error({"tune", kModel, "--device", "cuda", "--gpu-layers", "1"}, "--gpu-layers");
-  expect_error({"tune", kModel, "--device", "cuda", "--gpus", "2"}, "tune runs on one device");
+  for (const char* flag : {"--gpu-layers", "--gpus", "--gpu-split"})
+    expect_error({"tune", kModel, "--device", "cuda", flag, "1"}, flag);
   expect_error(with({"--what", "linear", "--profile", "p.json"}), "--profile");
   expect_error(with({"--what", "prefill,decode", "--act-sparsity", "50"}), "a prompt runs dense");
   expect_error({"bench", kModel, "--tune"}, "--tune");
+  expect_error({"bench", kModel, "--what", "decode", "--beside-dense"}, "--beside-dense needs --act-sparsity");
+  expect_error(with({"--what", "linear", "--layout", "zz4_k", "--act-sparsity", "50", "--beside-dense"}),
+               "--beside-dense is of --what decode");
+  expect_error({"bench", "--device", "cuda", "--synthetic", "nope", "--what", "decode"}, "unknown shape 'nope'");
   expect_error({"tune", kModel, "--device", "cuda", "--quick"}, "--quick");
   expect_error({"tune", kModel, "--thresholds", "t.gguf"}, "--thresholds");
   const std::vector<std::string> run = {"run", kModel, "-p", "a"}, perplexity = {"perplexity", kModel, "-f", kModel},

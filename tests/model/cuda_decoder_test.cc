@@ -1026,6 +1026,7 @@ TEST_F(CudaDecoderTest, ACardTooSmallSaysHowManyLayersFit) {
   Model model(test::fixture("hf/llama_mha"));
   const int64_t n_layers = model.decoder->config().n_layers;
   std::set<int64_t> seen;
+  bool some_positions = false;
   // Work space is 64 MiB and a little; a step is a quarter of the embedding, which only a whole model has there.
   for (int64_t limit = int64_t{66} << 20; limit > int64_t{64} << 20; limit -= 1536) {
     CudaDecoderOptions options;
@@ -1036,6 +1037,14 @@ TEST_F(CudaDecoderTest, ACardTooSmallSaysHowManyLayersFit) {
       CudaDecoder::load(model.checkpoint, model.pool, small, options);
       limit -= int64_t{1} << 14;  // far from it
     } catch (const cuda::DoesNotFit& error) {
+      if (error.positions > 0) {
+        ASSERT_LT(error.positions, kTokens);
+        CudaDecoderOptions shorter = options;
+        shorter.context = error.positions;
+        cuda::Device once({.index = 0, .memory_limit = limit});
+        EXPECT_EQ(CudaDecoder::load(model.checkpoint, model.pool, once, shorter)->capacity(), error.positions);
+        some_positions = true;
+      }
       if (error.layers == 0) break;
       ASSERT_LT(error.layers, n_layers);
       options.gpu_layers = error.layers;
@@ -1046,6 +1055,7 @@ TEST_F(CudaDecoderTest, ACardTooSmallSaysHowManyLayersFit) {
     }
   }
   EXPECT_FALSE(seen.empty());
+  EXPECT_TRUE(some_positions);
 }
 
 // The candidates come from the device, or all logits where the sampler wants them: the same tokens as from the logits.
