@@ -178,7 +178,8 @@ Action add_perplexity(CLI::App& program) {
   add_sparsity(*command, options->sparsity, true);
   command->add_flag(
       "--deterministic", options->deterministic,
-      "sums in a fixed order: the same figure every time. Without it sparse figures differ from run to run on cuda");
+      "sums in a fixed order: the same figure with any number of threads and, on cuda, every time also of what runs "
+      "token by token there (less than eight tokens, layers on the CPU)");
   command->add_flag("--sweep", options->sweep,
                     "dense and every stored level, mode and criterion in one table, for each --dense-prefix; "
                     "--act-sparsity, --act-mode and --criterion pick some");

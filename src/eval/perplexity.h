@@ -47,8 +47,9 @@ struct PerplexityResult {
 };
 
 /// Of the model as it is set: sparse where set_sparsity said so (on the CPU with mask_batches, else it would run
-/// dense). engine: of a capacity of options.ctx or more. pool: for the losses. Throws Error when the text has fewer
-/// than one window ("needs N tokens, the text has M") or a logit is NaN (names the position).
+/// dense; on a device tokens run in batches with it, else one by one). engine: of a capacity of options.ctx or more.
+/// pool: for the losses. Throws Error when the text has fewer than one window ("needs N tokens, the text has M") or a
+/// logit is NaN (names the position).
 PerplexityResult perplexity(model::Engine& engine, ThreadPool& pool, const Tokenizer& tokenizer, std::string_view text,
                             const PerplexityOptions& options);
 /// On the CPU, with a cache of options.kv.

@@ -124,6 +124,8 @@ struct CudaDecoder::Impl {
   void check_room(std::span<const int32_t> ids, int64_t count) const;
   /// Throws Error unless the whole model is on one device, unsplit.
   void check_whole() const;
+  /// Whether several tokens at once leave inputs out.
+  bool masks_batches() const { return sparsity && sparsity->mask_batches; }
   /// Whether a token that may skip would.
   bool next_is_sparse() const;
   void launch(bool sparse);
@@ -135,15 +137,19 @@ struct CudaDecoder::Impl {
   std::span<const float> read_logits();
   /// Runs ids; the last one's logits stay on the devices.
   void run_ids(std::span<const int32_t> of);
-  /// Runs tokens at once, dense, as far as the residual stream.
+  /// Runs tokens at once, dense but for what observers of the shards do, as far as the residual stream.
   void run_batch(std::span<const int32_t> of);
   /// Logits of the last token of the batch's M, left on the devices.
   void batch_end(int64_t M);
   /// Logits of the batch's M tokens.
   void score_batch(int64_t M, const Decoder::LogitsSink& sink);
-  /// Runs tokens in batches as they fit, dense, and calls after(first, n) for the n from `first` on: in the residual
-  /// stream of the batch, or, where n is 1, with logits.
-  void run_batches(std::span<const int32_t> of, const std::function<void(int64_t first, int64_t n)>& after);
+  /// Runs tokens in batches as they fit and calls after(first, n) for the n from `first` on: in the residual stream of
+  /// the batch, or, where n is 1, with logits. sparse: as set_sparsity() says, one by one with layers on the CPU; else
+  /// dense.
+  void run_batches(std::span<const int32_t> of, bool sparse,
+                   const std::function<void(int64_t first, int64_t n)>& after);
+  /// A batch in which each token leaves out what it would leave out alone; without layers on the CPU.
+  void run_masked_batch(std::span<const int32_t> of);
 
   // ---- loading ----
   /// NCCL connects devices in the first exchange of a size, which cannot be recorded.
@@ -356,14 +362,36 @@ void CudaDecoder::Impl::score_batch(int64_t M, const Decoder::LogitsSink& sink) 
   }
 }
 
-void CudaDecoder::Impl::run_batches(std::span<const int32_t> of,
+void CudaDecoder::Impl::run_masked_batch(std::span<const int32_t> of) {
+  struct Masking {  // the masks go whatever happens
+    std::vector<std::unique_ptr<CudaShard>>& shards;
+    ~Masking() {
+      for (const auto& shard : shards) shard->observer = {};
+    }
+  };
+  const Masking guard{shards};
+  for (const auto& shard : shards) {
+    if (shard->observed.bytes() == 0) shard->reserve_observed();
+    shard->observer = [this, &shard = *shard](int64_t layer, Input input, float* x, int64_t M, int64_t) {
+      shard.mask(layer, input, x, M, thresholds(layer, true)[size_t(input)], position, sparsity->dense_prefix);
+    };
+  }
+  const int64_t M = int64_t(of.size()), dense = std::clamp(sparsity->dense_prefix - position, int64_t{0}, M);
+  run_batch(of);
+  sparse_tokens += M - dense;
+}
+
+void CudaDecoder::Impl::run_batches(std::span<const int32_t> of, bool sparse,
                                     const std::function<void(int64_t first, int64_t n)>& after) {
+  const bool one_by_one = sparse && cpu;
   for (int64_t first = 0, left = int64_t(of.size()); left > 0;) {
-    const int64_t n = left < kLeastBatch ? 1 : std::min(left, lead().space.tokens);
-    if (n > 1)
-      run_batch(of.subspan(size_t(first), size_t(n)));
+    const int64_t n = one_by_one || left < kLeastBatch ? 1 : std::min(left, lead().space.tokens);
+    if (n == 1)
+      step(of[size_t(first)], sparse);
+    else if (sparse)
+      run_masked_batch(of.subspan(size_t(first), size_t(n)));
     else
-      step(of[size_t(first)], false);
+      run_batch(of.subspan(size_t(first), size_t(n)));
     after(first, n);
     first += n;
     left -= n;
@@ -641,18 +669,14 @@ void CudaDecoder::truncate(int64_t length) {
 void CudaDecoder::append(std::span<const int32_t> ids) {
   Impl& d = *impl_;
   d.check_room(ids, int64_t(ids.size()));
-  if (!d.sparsity || !d.sparsity->mask_batches) return d.run_batches(ids, [](int64_t, int64_t) {});
-  for (const int32_t id : ids) d.step(id, true);
+  d.run_batches(ids, d.masks_batches(), [](int64_t, int64_t) {});
 }
 
 void CudaDecoder::Impl::run_ids(std::span<const int32_t> of) {
   check_room(of, int64_t(of.size()));
-  if (of.size() == 1 || (sparsity && sparsity->mask_batches)) {
-    for (const int32_t id : of) step(id, true);
-    return;
-  }
+  if (of.size() == 1) return step(of[0], true);
   const auto count = int64_t(of.size());
-  run_batches(of, [&](int64_t first, int64_t n) {
+  run_batches(of, masks_batches(), [&](int64_t first, int64_t n) {
     if (n > 1 && first + n == count) batch_end(n);
   });
 }
@@ -704,14 +728,14 @@ int32_t CudaDecoder::next(std::span<const int32_t> ids, Sampler& sampler) {
 void CudaDecoder::score(std::span<const int32_t> ids, const Decoder::LogitsSink& sink) {
   Impl& d = *impl_;
   d.check_room(ids, int64_t(ids.size()));
-  if (d.sparsity) {
+  if (d.sparsity && !d.masks_batches()) {
     for (size_t i = 0; i < ids.size(); ++i) {
       d.step(ids[i], true);
       sink(int64_t(i), 1, d.read_logits().data());
     }
     return;
   }
-  d.run_batches(ids, [&](int64_t first, int64_t n) {
+  d.run_batches(ids, d.masks_batches(), [&](int64_t first, int64_t n) {
     if (n == 1)
       sink(first, 1, d.read_logits().data());
     else

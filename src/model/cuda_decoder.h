@@ -95,8 +95,9 @@ class CudaDecoder final : public Engine {
   void score(std::span<const int32_t> ids, const Decoder::LogitsSink& sink) override;
   SparsityCounts sparsity_counts() const override;
 
-  /// As Decoder::set_sparsity: without mask_batches append() and forward() of several tokens are dense; score() never
-  /// is. What skips runs token by token. An input runs dense where the plan of one of its products says so. Clears the
+  /// As Decoder::set_sparsity: without mask_batches append() and forward() of several tokens are dense, and score()
+  /// runs them one by one, as decoding does. With it they run in batches whose inputs are masked, but for layers on the
+  /// CPU, which take them one by one. An input runs dense where the plan of one of its products says so. Clears the
   /// counts. Throws Error as that one does, and for wina with weights in row layouts; the decoder is then as before;
   /// or, where the device fails, dense.
   void set_sparsity(std::optional<SparsityOptions> options);

@@ -283,14 +283,18 @@ void CudaShard::record_embedding(int64_t M, float* to) {
   if (card.embedding) cuda::launch_embed(card.device, card.stream, *card.embedding, ids.as<int32_t>(), M, to);
 }
 
+unsigned long long* CudaShard::counter(int64_t layer, Input input) const {
+  const bool own_inputs = input == Input::attn_out || input == Input::ffn_down;  // the others are every shard's
+  if (counts.bytes() == 0 || !(own_inputs || index == 0)) return nullptr;
+  return counts.as<unsigned long long>() + layer * kInputs + int64_t(input);
+}
+
 void CudaShard::run(const Group& group, int64_t layer, Input input, const float* in, float threshold, float* y,
                     const Fused& fused) {
-  const bool own_inputs = input == Input::attn_out || input == Input::ffn_down;  // the others are every shard's
-  if (threshold > 0 && counts.bytes() > 0 && (own_inputs || index == 0)) {
+  if (auto* const to = counter(layer, input); threshold > 0 && to != nullptr) {
     card.mark(Kind::rest);
     const int64_t width = input_widths(config)[size_t(input)];
-    cuda::launch_count_inactive(card.device, card.stream, in, width, group.norms, threshold,
-                                counts.as<unsigned long long>() + layer * kInputs + int64_t(input));
+    cuda::launch_count_inactive(card.device, card.stream, in, width, group.norms, threshold, to);
   }
   card.mark(Kind::linear);
   const bool sparse = threshold > 0;
@@ -534,6 +538,21 @@ void CudaShard::reserve_observed() {
   const auto widths = input_widths(config);
   const int64_t widest = *std::max_element(widths.begin(), widths.end());
   observed = take(space.tokens * widest * int64_t(sizeof(float)), "inputs of a layer");
+}
+
+void CudaShard::mask(int64_t layer, Input input, float* in, int64_t M, float t, int64_t first, int64_t dense) {
+  if (!(t > 0)) return;
+  cuda::MaskRowsArgs args;
+  args.x = args.y = in;
+  args.M = M;
+  args.K = input_widths(config)[size_t(input)];
+  args.t = t;
+  args.norms = layers[size_t(layer)].readers()[size_t(input)]->norms;
+  args.first = first;
+  args.window = context;  // one, of all positions
+  args.dense = dense;
+  args.inactive = counter(layer, input);
+  cuda::launch_mask_rows(card.device, card.stream, args);
 }
 
 void CudaShard::multiply(const Group& group, const cuda::Operand& inputs, Share outputs, bool add, float* y,

@@ -193,6 +193,9 @@ class CudaShard {
   void batch_add(int64_t M);
   /// Memory of what an observer sees.
   void reserve_observed();
+  /// What an observer may do: `in`, [M, K] of tokens from position `first` on, without what they leave out from
+  /// position `dense` on; counted as single tokens are. t not above 0: nothing.
+  void mask(int64_t layer, Input input, float* in, int64_t M, float t, int64_t first, int64_t dense);
   /// Entries of card.batch_sums.
   static int64_t batch_stride(int64_t M, int64_t n_embd) { return (M * n_embd + 63) / 64 * 64; }
   cuda::Operand batch_head_inputs(int64_t M);
@@ -226,6 +229,8 @@ class CudaShard {
   } batch;
 
  private:
+  /// Where inputs left out are counted; nullptr: not here.
+  unsigned long long* counter(int64_t layer, Input input) const;
   friend class CudaBlock;  // which runs a layer's parts one by one
   friend class CudaBeams;  // which runs them for a few tokens of different texts
   ZigzagRun upload_run(std::span<const kernels::WeightView> parts, int64_t at, ThreadPool& pool);

@@ -130,15 +130,19 @@ TEST_P(CudaModels, SameTokensAndPerplexityAsTheCpu) {
     };
     compare("dense", 0.002);
     if (path == *source) continue;
-    // Rounding moves a few inputs over their thresholds, also between two runs of one device, whose sums come in any
-    // order: each such run is another sample of the same model.
-    const model::SparsityOptions half{half_of(model), 4, true};
+    // Rounding moves a few inputs over their thresholds, and where tokens run one by one also between two runs of one
+    // device, whose sums come in any order: each such run is another sample of the same model.
+    model::SparsityOptions half{half_of(model), 4, true};
     model.decoder->set_sparsity(half);
     reference.decoder->set_sparsity(half);
-    gpu->count_inputs(true);
-    gpu->set_sparsity(half);
-    const double share = compare("half of the inputs left out", 0);
-    EXPECT_NEAR(share, reference.decoder->sparsity_counts().share(), 2e-3);
+    for (const bool batches : {true, false}) {
+      half.mask_batches = batches;
+      gpu->count_inputs(true);
+      gpu->set_sparsity(half);
+      const double share =
+          compare(batches ? "half of the inputs left out, in batches" : "half of the inputs left out, one by one", 0);
+      EXPECT_NEAR(share, reference.decoder->sparsity_counts().share(), 2e-3);
+    }
     gpu->count_inputs(false);  // other launches
     EXPECT_EQ(compare("the same, not counted", 0), 0);
   }

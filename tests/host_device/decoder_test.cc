@@ -293,6 +293,45 @@ TEST_F(HostDecoder, ShardsLeaveOutTheSameInputs) {
   }
 }
 
+// A batch's tokens leave out what they leave out alone, each shard its own inputs; what is counted is the same.
+TEST_F(HostDecoder, BatchesLeaveOutWhatSingleTokensDo) {
+  const Small small(Id::zz8, false);
+  const SparsityOptions alone{third_by_norms(small.model->decoder->config()), 3, false};
+  SparsityOptions together = alone;
+  together.mask_batches = true;
+  for (const auto& [devices, shards] : {std::pair{1, 1}, {1, 2}, {2, 2}}) {
+    const auto gpu = load(*small.model, devices, shards);
+    gpu->count_inputs(true);
+    const Logits dense = all_logits(*gpu);
+    gpu->set_sparsity(alone);
+    const Logits expected = one_by_one(*gpu);
+    const SparsityCounts counts = gpu->sparsity_counts();
+    gpu->set_sparsity(together);
+    gpu->truncate(0);
+    Logits found;
+    const auto n_vocab = size_t(gpu->config().n_vocab);
+    const auto sink = [&](int64_t, int64_t count, const float* logits) {
+      for (size_t t = 0; t < size_t(count); ++t) found.emplace_back(logits + t * n_vocab, logits + (t + 1) * n_vocab);
+    };
+    const std::vector<int32_t> ids = some_ids(kTokens, gpu->config().n_vocab);
+    gpu->score(std::span(ids).first(2), sink);  // one by one, both dense
+    gpu->score(std::span(ids).subspan(2), sink);
+    EXPECT_LT(worst_of(expected, found), 2e-3);
+    EXPECT_GT(worst_of(Logits(dense.end() - kTokens, dense.end()), found), 0.05);
+    const SparsityCounts batch = gpu->sparsity_counts();
+    EXPECT_EQ(batch.tokens, kTokens - 3);
+    EXPECT_EQ(batch.tokens, counts.tokens);
+    for (size_t l = 0; l < counts.layers.size(); ++l)
+      for (size_t i = 0; i < kInputs; ++i) EXPECT_EQ(batch.layers[l][i].inactive, counts.layers[l][i].inactive);
+    gpu->truncate(0);
+    gpu->append(std::span(ids).first(kTokens - 1));
+    const std::span<const float> last = gpu->forward(std::span(ids).last(1));
+    EXPECT_LT(worst_of({expected.back()}, {{last.begin(), last.end()}}), 2e-3);
+    gpu->set_sparsity(std::nullopt);
+    EXPECT_LT(worst_of(dense, all_logits(*gpu)), 1e-6);
+  }
+}
+
 // No call waits for a device whose partner has failed, then or later.
 TEST_F(HostDecoder, AnExchangeThatFailsIsTheEndOfTheDecoder) {
   const Small small(Id::f32, false);
