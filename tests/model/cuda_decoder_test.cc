@@ -551,49 +551,6 @@ TEST_F(CudaDecoderTest, SeveralTokensAtOnceAreDense) {
   EXPECT_EQ(copy(gpu->forward(std::span(ids).subspan(5))), dense);
 }
 
-// Inputs that are found by their columns' norms, so that rounding moves none over its threshold.
-TEST_F(CudaDecoderTest, BatchesLeaveOutWhatSingleTokensDo) {
-  for (const char* name : {"llama_mha", "qwen2_heads_of_8"}) {
-    SCOPED_TRACE(name);
-    const Zigzag zigzag(name);
-    Thresholds thresholds;
-    thresholds.criterion = Criterion::wina;
-    const Config& config = zigzag.model->decoder->config();
-    thresholds.t.assign(size_t(config.n_layers), {1e-30f, 1e-30f, 1e-30f, 1e-30f});
-    thresholds.norms.resize(size_t(config.n_layers));
-    for (auto& layer : thresholds.norms)
-      for (size_t i = 0; i < size_t(kInputs); ++i)
-        for (int64_t k = 0; k < input_widths(config)[i]; ++k) layer[i].push_back(k % 3 == 0 ? 0.0f : 1.5f);
-    const auto gpu = load(*zigzag.model);
-    gpu->count_inputs(true);
-    const std::vector<int32_t> ids = some_ids(kTokens, config.n_vocab);
-    const auto dense = one_by_one(*gpu, ids);
-    const auto n_vocab = size_t(config.n_vocab);
-    std::vector<std::vector<float>> logits[2];
-    SparsityCounts counts[2];
-    for (const bool together : {false, true}) {
-      gpu->set_sparsity(SparsityOptions{thresholds, 3, together});
-      gpu->truncate(0);
-      gpu->score(ids, [&](int64_t, int64_t count, const float* found) {
-        for (size_t t = 0; t < size_t(count); ++t)
-          logits[together].emplace_back(found + t * n_vocab, found + (t + 1) * n_vocab);
-      });
-      counts[together] = gpu->sparsity_counts();
-      EXPECT_EQ(counts[together].tokens, kTokens - 3);
-    }
-    double worst = 0, effect = 0;
-    for (size_t t = 0; t < ids.size(); ++t) {
-      worst = std::max(worst, difference(logits[0][t], logits[1][t]));
-      effect = std::max(effect, difference(dense[t], logits[1][t]));
-    }
-    EXPECT_LT(worst, 0.03);
-    EXPECT_GT(effect, 0.1);
-    for (size_t l = 0; l < counts[0].layers.size(); ++l)
-      for (size_t i = 0; i < size_t(kInputs); ++i)
-        EXPECT_EQ(counts[0].layers[l][i].inactive, counts[1].layers[l][i].inactive);
-  }
-}
-
 // An input near its threshold may fall on either side of it on the two devices; the fixtures' inputs are few.
 TEST_F(CudaDecoderTest, LeavesOutWhatTheCpuLeavesOut) {
   Model model(test::fixture("hf/llama_mha"));
@@ -802,6 +759,49 @@ TEST_F(CudaDecoderTest, ZigzagBatchesGiveTheLogitsOfSingleTokens) {
     const Mixed mixed(
         name, {{"0.attn_q", Id::f16}, {"0.attn_v", Id::zz6_k}, {"ffn_gate", Id::zz6_k}, {"1.ffn_down", Id::f16}});
     expect_batches_of_single_tokens(*mixed.model, device());
+  }
+}
+
+// Inputs that are found by their columns' norms, so that rounding moves none over its threshold.
+TEST_F(CudaDecoderTest, BatchesLeaveOutWhatSingleTokensDo) {
+  for (const char* name : {"llama_mha", "qwen2_heads_of_8"}) {
+    SCOPED_TRACE(name);
+    const Zigzag zigzag(name);
+    Thresholds thresholds;
+    thresholds.criterion = Criterion::wina;
+    const Config& config = zigzag.model->decoder->config();
+    thresholds.t.assign(size_t(config.n_layers), {1e-30f, 1e-30f, 1e-30f, 1e-30f});
+    thresholds.norms.resize(size_t(config.n_layers));
+    for (auto& layer : thresholds.norms)
+      for (size_t i = 0; i < size_t(kInputs); ++i)
+        for (int64_t k = 0; k < input_widths(config)[i]; ++k) layer[i].push_back(k % 3 == 0 ? 0.0f : 1.5f);
+    const auto gpu = load(*zigzag.model);
+    gpu->count_inputs(true);
+    const std::vector<int32_t> ids = some_ids(kTokens, config.n_vocab);
+    const auto dense = one_by_one(*gpu, ids);
+    const auto n_vocab = size_t(config.n_vocab);
+    std::vector<std::vector<float>> logits[2];
+    SparsityCounts counts[2];
+    for (const bool together : {false, true}) {
+      gpu->set_sparsity(SparsityOptions{thresholds, 3, together});
+      gpu->truncate(0);
+      gpu->score(ids, [&](int64_t, int64_t count, const float* found) {
+        for (size_t t = 0; t < size_t(count); ++t)
+          logits[together].emplace_back(found + t * n_vocab, found + (t + 1) * n_vocab);
+      });
+      counts[together] = gpu->sparsity_counts();
+      EXPECT_EQ(counts[together].tokens, kTokens - 3);
+    }
+    double worst = 0, effect = 0;
+    for (size_t t = 0; t < ids.size(); ++t) {
+      worst = std::max(worst, difference(logits[0][t], logits[1][t]));
+      effect = std::max(effect, difference(dense[t], logits[1][t]));
+    }
+    EXPECT_LT(worst, 0.03);
+    EXPECT_GT(effect, 0.1);
+    for (size_t l = 0; l < counts[0].layers.size(); ++l)
+      for (size_t i = 0; i < size_t(kInputs); ++i)
+        EXPECT_EQ(counts[0].layers[l][i].inactive, counts[1].layers[l][i].inactive);
   }
 }
 
