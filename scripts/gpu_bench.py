@@ -162,6 +162,7 @@ def decoding(args) -> list[dict]:
                     print(f"{shape:<12} {100 * row['act_sparsity']:4.0f}%  {row['layout']:<22} {row['what']:<48} {row['median_ms']:8.4f} ms "
                           f"({row['min_ms']:.4f} to {row['max_ms']:.4f}) {ratio:>6}", flush=True)
                 rows += mine + peers
+                finish(args, rows)  # what a later round's failure leaves
             model.unlink(missing_ok=True)
     return rows
 

@@ -18,6 +18,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kCheckTokens = 4, kSparseCheckTokens = 2, kSparseCheckLayers = 4;
 /// A product on the device is off by 1.2e-3 of its size, on the CPU by about 6e-3 (8-bit inputs); layers add to that.
 constexpr double kLargestDeviation = 0.1;
+/// What a few inputs that rounding moves over their thresholds may change where leaving inputs out changes little.
+constexpr double kFewInputs = 0.05;
 
 /// Relative root mean square difference.
 double difference(std::span<const float> expected, std::span<const float> found) {
@@ -95,7 +97,7 @@ double check_cuda_sparsity(model::CudaDecoder& decoder, model::Decoder& cpu, con
     if (!any) continue;
     const std::vector<float> expected = on_cpu(some);
     const double off = difference(expected, on_device(some));
-    const double limit = std::max(3 * rounding, difference(dense, expected) / 2);
+    const double limit = std::max({3 * rounding, difference(dense, expected) / 2, kFewInputs});
     if (!(off < limit))
       throw Error(
           "with inputs left out of {} in every fourth layer from {} on, the logits of the device differ from the CPU's "

@@ -25,7 +25,7 @@ double check_cuda_decoder(model::CudaDecoder& decoder, model::Decoder& cpu);
 /// that the plans of `decoder` run dense are dense in both. Rounding moves inputs over their thresholds, and from layer
 /// to layer ever more, until the logits of a deep net are as far from the CPU's as from dense ones. So one input of
 /// every fourth layer is thresholded at a time, each of all layers in its turn. Throws Error where the logits differ by
-/// more than half of what leaving these out changes and three times as much as dense ones.
+/// more than half of what leaving these out changes, three times as much as dense ones, and a twentieth.
 double check_cuda_sparsity(model::CudaDecoder& decoder, model::Decoder& cpu, const model::SparsityOptions& options);
 
 /// Generation of `tokens` ids one by one after `depth` others, as the decoder is set; the time is that of one token.

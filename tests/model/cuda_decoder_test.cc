@@ -1069,7 +1069,6 @@ TEST_F(CudaDecoderTest, ACardTooSmallSaysHowManyLayersFit) {
   Model model(test::fixture("hf/llama_mha"));
   const int64_t n_layers = model.decoder->config().n_layers;
   std::set<int64_t> seen;
-  bool some_positions = false;
   // Work space is 64 MiB and a little; a step is a quarter of the embedding, which only a whole model has there.
   for (int64_t limit = int64_t{66} << 20; limit > int64_t{64} << 20; limit -= 1536) {
     CudaDecoderOptions options;
@@ -1080,14 +1079,6 @@ TEST_F(CudaDecoderTest, ACardTooSmallSaysHowManyLayersFit) {
       CudaDecoder::load(model.checkpoint, model.pool, small, options);
       limit -= int64_t{1} << 14;  // far from it
     } catch (const cuda::DoesNotFit& error) {
-      if (error.positions > 0) {
-        ASSERT_LT(error.positions, kTokens);
-        CudaDecoderOptions shorter = options;
-        shorter.context = error.positions;
-        cuda::Device once({.index = 0, .memory_limit = limit});
-        EXPECT_EQ(CudaDecoder::load(model.checkpoint, model.pool, once, shorter)->capacity(), error.positions);
-        some_positions = true;
-      }
       if (error.layers == 0) break;
       ASSERT_LT(error.layers, n_layers);
       options.gpu_layers = error.layers;
@@ -1098,7 +1089,33 @@ TEST_F(CudaDecoderTest, ACardTooSmallSaysHowManyLayersFit) {
     }
   }
   EXPECT_FALSE(seen.empty());
-  EXPECT_TRUE(some_positions);
+}
+
+TEST_F(CudaDecoderTest, ACardTooSmallSaysWhichContextFits) {
+  Model model(test::fixture("hf/llama_mha"));
+  const int64_t position_bytes = 2 * 2 * 32 * int64_t(sizeof(f16));  // layers, keys and values, channels
+  CudaDecoderOptions options;
+  options.context = kTokens;
+  options.progress = false;
+  /// The context that would fit; kTokens: the whole one does.
+  const auto fits = [&](int64_t limit) {
+    cuda::Device small({.index = 0, .memory_limit = limit});
+    try {
+      return CudaDecoder::load(model.checkpoint, model.pool, small, options)->capacity();
+    } catch (const cuda::DoesNotFit& error) {
+      return error.positions;
+    }
+  };
+  int64_t too_small = int64_t{64} << 20, enough = int64_t{66} << 20;
+  while (enough - too_small > 1) {
+    const int64_t middle = (too_small + enough) / 2;
+    (fits(middle) == kTokens ? enough : too_small) = middle;
+  }
+  EXPECT_EQ(fits(enough - 1), kTokens - 1);
+  EXPECT_EQ(fits(enough - 10 * position_bytes), kTokens - 10);
+  EXPECT_EQ(fits(enough - (kTokens + 1) * position_bytes), 0);
+  options.context = kTokens - 10;
+  EXPECT_EQ(fits(enough - 10 * position_bytes), kTokens - 10);
 }
 
 // The candidates come from the device, or all logits where the sampler wants them: the same tokens as from the logits.
