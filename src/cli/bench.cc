@@ -71,7 +71,7 @@ class Report {
       if (!std::exchange(headed_, true)) print_head();
       print(fmt::format(
           "{:<8} {:<28} {:<12} {:>10.3f} {:>9.3f} {:>9.3f} {:>8.2f} {:>5.0f}% {:>9} {:>10.1f} {:>8}\n", row.bench,
-          row.what, row.layout, row.median_ms, row.min_ms, row.max_ms, row.gb_s(), 100 * row.gb_s() / ceiling_,
+          row.label(), row.layout, row.median_ms, row.min_ms, row.max_ms, row.gb_s(), 100 * row.gb_s() / ceiling_,
           row.access_ceiling_gb_s ? fmt::format("{:.0f}%", 100 * row.gb_s() / *row.access_ceiling_gb_s) : "", row.tok_s,
           row.tflops ? fmt::format("{:.3f}", *row.tflops) : ""));
       return;
@@ -159,6 +159,14 @@ bool asked(const Options& options, const char* name) {
   return std::find(options.what.begin(), options.what.end(), name) != options.what.end();
 }
 
+/// Throws Error for a shape that is not known.
+void check_shape(const Options& options) {
+  if (asked(options, "decode") || asked(options, "prefill"))
+    model::find_shape(options.synthetic);
+  else
+    model::linear_layers(options.synthetic);
+}
+
 /// Throws Error for a flag that says how a model runs on the CPU.
 void refuse_flags_of_the_cpu(const Options& options) {
   for (const auto& [flag, given] : {std::pair{"--kv", options.kv != "f16"}, {"--prepare", options.prepare != "auto"}})
@@ -234,7 +242,7 @@ int bench_on_cuda(const Options& options) {
                            .beside_dense = options.beside_dense,
                            .gpu = options.gpu};
   check_cuda_bench(request);
-  if (!options.synthetic.empty()) model::linear_layers(options.synthetic);  // an unknown shape is told of first
+  if (!options.synthetic.empty()) check_shape(options);
   std::unique_ptr<ScratchFile> synthetic;
   if (!options.synthetic.empty() && (asked(options, "decode") || asked(options, "prefill"))) {
     const cuda::Device there(options.gpu.options());  // an error comes before the work
@@ -250,8 +258,6 @@ int bench(const Options& options) {
   if (options.uneven_rows) throw Error("--uneven-rows is of --device cuda");
   if (options.tune) throw Error("--tune is of --device cuda; on the CPU `lacuna tune MODEL` makes a profile");
   check_common(options);
-  if (options.beside_dense && !asked(options, "decode"))
-    throw Error("--beside-dense is of --what decode; ask for it too");
   if (options.sparsity.sparse() && (asked(options, "prefill") || options.tokens > 1))
     throw Error(
         "--act-sparsity is of one token, a prompt runs dense: ask for --what decode or --what linear, without "
@@ -446,7 +452,12 @@ Action add_bench(CLI::App& program) {
   add_common(*command, *options);
   return [=] {
     check_gpu(*command, *options);
-    if (options->beside_dense && !options->sparsity.sparse()) throw Error("--beside-dense needs --act-sparsity");
+    if (options->beside_dense) {
+      if (options->spqt || !asked(*options, "decode"))
+        throw Error("--beside-dense is of --what decode; {}",
+                    options->spqt ? "--spqt does not take it" : "ask for it too");
+      if (!options->sparsity.sparse()) throw Error("--beside-dense needs --act-sparsity");
+    }
     if (!options->spqt) check_sparsity(*command);
     if (options->spqt) {
       if (runs->count() == 0) options->runs = 3;

@@ -116,7 +116,7 @@ LoadedModel load(const Options& options, const calibrate::CalibrateOptions& want
   LoadedModel model = open_model(options.model, options);
   const int64_t longest = std::max({wanted.ctx, wanted.search_window, wanted.sensitivity_tokens});
   open_gpu(model, options.gpu);
-  load_cuda_decoder(model, {.context = std::min(longest, model::read_config(model.checkpoint).n_ctx)}, false);
+  load_cuda_decoder(model, {.context = std::min(longest, model::read_config(model.checkpoint).n_ctx)}, {});
   return model;
 }
 

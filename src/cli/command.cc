@@ -294,21 +294,24 @@ void open_gpu(LoadedModel& model, const GpuFlags& flags) {
     model.more_gpus.push_back(std::make_unique<cuda::Device>(flags.options(further)));
 }
 
-void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options, bool may_split) {
+std::string advised(const cuda::DoesNotFit& error, int64_t n_layers, const FitAdvice& advice) {
+  std::string what = error.what();
+  if (!advice.context.empty() && error.positions > 0)
+    what += fmt::format("; a context of {} tokens would fit ({})", error.positions, advice.context);
+  if (advice.layers && error.layers > 0)
+    what += fmt::format("; {} of its {} layers fit: --gpu-layers {} runs the others on the CPU", error.layers, n_layers,
+                        error.layers);
+  return what;
+}
+
+void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options, const FitAdvice& advice) {
   const auto start = std::chrono::steady_clock::now();
   try {
     std::vector<cuda::Device*> devices = {model.gpu.get()};
     for (const auto& gpu : model.more_gpus) devices.push_back(gpu.get());
     model.cuda = model::CudaDecoder::load(model.checkpoint, *model.pool, devices, options);
   } catch (const cuda::DoesNotFit& error) {
-    const bool splits = may_split && error.layers > 0;
-    if (!splits && error.positions == 0) throw;
-    std::string what = error.what();
-    if (error.positions > 0) what += fmt::format("; a context of {} tokens would fit", error.positions);
-    if (splits)
-      what += fmt::format("; {} of its {} layers fit: --gpu-layers {} runs the others on the CPU", error.layers,
-                          model::read_config(model.checkpoint).n_layers, error.layers);
-    throw Error("{}", what);
+    throw Error("{}", advised(error, model::read_config(model.checkpoint).n_layers, advice));
   }
   model.load_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

@@ -148,7 +148,13 @@ LoadedModel open_model(const std::string& path, const Common& common);
 void open_gpu(LoadedModel& model, const GpuFlags& flags);
 /// Throws Error for --gpus and --gpu-split where `what` runs on one device.
 void refuse_split(const GpuFlags& flags, std::string_view what);
-/// may_split: the command takes --gpu-layers, which the error names where some layers would fit.
-void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options, bool may_split);
+/// What a command can do about a model that does not fit the device.
+struct FitAdvice {
+  bool layers = false;            // it takes --gpu-layers
+  std::string_view context = {};  // its flags that decide the context: "--ctx"; empty: none
+};
+/// The error's sentence with what would fit of a model of n_layers.
+std::string advised(const cuda::DoesNotFit& error, int64_t n_layers, const FitAdvice& advice);
+void load_cuda_decoder(LoadedModel& model, const model::CudaDecoderOptions& options, const FitAdvice& advice);
 
 }  // namespace lacuna::cli

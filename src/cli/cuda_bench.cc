@@ -26,14 +26,14 @@ void print_table(const CudaBenchRequest& request, const eval::CudaLinearResult& 
                     "median ms", "min .. max ms", "GB/s", "of max", "tokens/s", "error"));
   for (const eval::BenchRow& row : result.rows)
     print(fmt::format("{:<8} {:<28} {:<12} {:>10.4f} {:>9.4f} {:>9.4f} {:>9.1f} {:>5.0f}% {:>10.1f} {:>9.1e}\n",
-                      row.bench, row.what, row.layout, row.median_ms, row.min_ms, row.max_ms, row.gb_s(),
+                      row.bench, row.label(), row.layout, row.median_ms, row.min_ms, row.max_ms, row.gb_s(),
                       100 * row.gb_s() / result.ceiling_gb_s, row.tok_s, row.deviation));
   for (size_t i = 0; i < result.shares.size(); ++i)
     if (const auto& s = result.shares[i])
       print(fmt::format(
           "{}: {:.4f} ms in linear layers ({:.0f}%), {:.4f} in attention ({:.0f}%), {:.4f} in the rest ({:.0f}%), {}"
           "each waiting for the one before\n",
-          result.rows[i].what, s->linear, 100 * s->linear / s->sum(), s->attention, 100 * s->attention / s->sum(),
+          result.rows[i].label(), s->linear, 100 * s->linear / s->sum(), s->attention, 100 * s->attention / s->sum(),
           s->rest, 100 * s->rest / s->sum(),
           s->exchange > 0 ? fmt::format("{:.4f} in exchanges ({:.0f}%), ", s->exchange, 100 * s->exchange / s->sum())
                           : ""));
@@ -95,7 +95,7 @@ void print_rows(const CudaBenchRequest& request, const eval::CudaLinearResult& r
 
 void report(const CudaBenchRequest& request, const eval::CudaLinearResult& result, const Loaded& loaded = {}) {
   if (request.explain)
-    for (size_t i = 0; i < result.rows.size(); ++i) say("{}: {}\n", result.rows[i].what, result.plans[i]);
+    for (size_t i = 0; i < result.rows.size(); ++i) say("{}: {}\n", result.rows[i].label(), result.plans[i]);
   if (request.common.json)
     print_rows(request, result, loaded);
   else
@@ -129,7 +129,7 @@ void whole_tokens(const CudaBenchRequest& request) {
                      .gpu_layers = request.gpu.layers,
                      .shards = request.gpu.shards,
                      .cpu = on_cpu ? on_cpu->load_options(kernels::Prepare::automatic) : model::LoadOptions{}},
-                    !request.tune);
+                    {.layers = !request.tune, .context = decodes ? "--context, --gen" : "--prompt"});
   const Loaded loaded = {model.load_s, free_before - free_device_bytes(model)};
   // The CPU's decoder checks the other one, and finds thresholds for random weights.
   model.decoder = model::Decoder::load(
@@ -137,7 +137,7 @@ void whole_tokens(const CudaBenchRequest& request) {
       {.prepare = request.sparsity.sparse() ? kernels::Prepare::automatic : kernels::Prepare::in_place});
   const auto thresholds = thresholds_of_bench(model, request.path, request.synthetic, request.sparsity);
   const auto check = [&] { return eval::check_cuda_decoder(*model.cuda, *model.decoder); };
-  double deviation = check();
+  double deviation = request.tune && !prefills ? 0 : check();
   eval::CudaLinearResult result;
   result.device = model.gpu->info();
   if (prefills) {
@@ -166,12 +166,14 @@ void whole_tokens(const CudaBenchRequest& request) {
       throw Error("--tune: {} has neither zigzag nor group-sparse weights, whose plans it finds", request.shape);
     deviation = check();
   }
+  if (!thresholds) model.decoder.reset();
   if (decodes && (!thresholds || request.beside_dense)) time_tokens();
   if (thresholds) {
     const model::SparsityOptions sparsity{*thresholds, request.sparsity.dense_prefix, false};
     model.cuda->set_sparsity(sparsity);
     if (request.tune) model.cuda->tune(true);
     deviation = eval::check_cuda_sparsity(*model.cuda, *model.decoder, sparsity);
+    model.decoder.reset();
     time_tokens();
   }
   result.ceiling_gb_s = model.cuda->measure_read_gb_s();
@@ -183,8 +185,6 @@ void whole_tokens(const CudaBenchRequest& request) {
 void check_cuda_bench(const CudaBenchRequest& request) {
   if (!request.profile.path.empty() && !asked(request, "decode"))
     throw Error("--profile has the plans of --what decode; the linear layers find theirs");
-  if (request.beside_dense && !asked(request, "decode"))
-    throw Error("--beside-dense is of --what decode; ask for it too");
   if (request.tune && !asked(request, "decode")) throw Error("--tune finds the plans of --what decode; ask for it too");
   if (request.tune && (request.profile.deterministic || !request.profile.path.empty()))
     throw Error("--tune finds plans in place of those of a profile or of a fixed order; leave out {}",

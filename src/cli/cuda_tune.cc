@@ -66,7 +66,7 @@ int run_cuda_tune(const CudaTuneRequest& request) {
   if (const auto set = zigzag ? thresholds_to_tune(request, model) : std::nullopt)
     for (const double level : request.levels.empty() ? set->levels : request.levels)
       wanted.push_back(set->select(level, std::nullopt, set->entries.at(0).criterion, request.model));
-  load_cuda_decoder(model, {.context = model::CudaDecoder::kTuneContext}, false);
+  load_cuda_decoder(model, {.context = model::CudaDecoder::kTuneContext}, {});
 
   const auto start = std::chrono::steady_clock::now();
   const std::vector<model::CudaGroupsTuning> of_groups = model.cuda->tune_groups(true);

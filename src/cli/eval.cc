@@ -105,7 +105,7 @@ int eval_tasks(const Options& options) {
   if (on_cuda) {
     open_gpu(model, options.gpu);
     load_cuda_decoder(model, {.context = longest, .gpu_layers = options.gpu.layers, .shards = options.gpu.shards},
-                      true);
+                      {.layers = true});
     model.cuda->count_inputs(true);
   } else {
     model.decoder = model::Decoder::load(model.checkpoint, *model.pool);

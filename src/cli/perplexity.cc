@@ -90,7 +90,7 @@ int perplexity(Options& options) {
                        .deterministic = options.deterministic,
                        .gpu_layers = options.gpu.layers,
                        .shards = options.gpu.shards},
-                      true);
+                      {.layers = true, .context = "--ctx"});
     model.cuda->count_inputs(true);
     if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, true});
   } else {
@@ -178,8 +178,9 @@ Action add_perplexity(CLI::App& program) {
   add_sparsity(*command, options->sparsity, true);
   command->add_flag(
       "--deterministic", options->deterministic,
-      "sums in a fixed order: the same figure with any number of threads and, on cuda, every time also of what runs "
-      "token by token there (less than eight tokens, layers on the CPU)");
+      "sums in a fixed order: the same figure with any number of threads; on cuda it matters only for tokens that run "
+      "one "
+      "by one (windows of fewer than eight, the last ones of a dense window, --gpu-layers), batches always are");
   command->add_flag("--sweep", options->sweep,
                     "dense and every stored level, mode and criterion in one table, for each --dense-prefix; "
                     "--act-sparsity, --act-mode and --criterion pick some");

@@ -185,7 +185,7 @@ int run(const Options& options) {
                        .gpu_layers = options.gpu.layers,
                        .shards = options.gpu.shards,
                        .cpu = plans ? plans->load_options(kernels::Prepare::automatic) : model::LoadOptions{}},
-                      true);
+                      {.layers = true, .context = "--ctx"});
     if (thresholds) model.cuda->set_sparsity(model::SparsityOptions{*thresholds, options.sparsity.dense_prefix, false});
   }
   const InterruptGuard guard;  // Ctrl-C ends the program while it loads, from here on only the text that is being made

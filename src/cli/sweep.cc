@@ -64,6 +64,7 @@ Json row_json(const Row& row, const SweepOptions& options, double dense) {
               {"protocol", options.protocol},
               {"bos", row.result.bos != eval::PerplexityResult::Bos::none},
               {"text_sha256", row.result.text_sha256},
+              {"deterministic", options.deterministic},
               {"seconds", row.seconds}};
   if (row.level > 0) out.update(realised_json(row.realised));
   return out;
@@ -137,6 +138,8 @@ std::string command_of(const SweepOptions& options) {
   if (flags.sparse()) out += fmt::format(" --act-sparsity {:g}", flags.act_sparsity);
   if (!flags.mode.empty()) out += " --act-mode " + flags.mode;
   if (!flags.criterion.empty()) out += " --criterion " + flags.criterion;
+  if (options.deterministic) out += " --deterministic";
+  if (options.common.device != "cpu") out += " --device " + options.common.device;
   return out;
 }
 
@@ -174,7 +177,7 @@ int sweep(const SweepOptions& options) {
                        .deterministic = options.deterministic,
                        .gpu_layers = options.gpu.layers,
                        .shards = options.gpu.shards},
-                      true);
+                      {.layers = true, .context = "--ctx"});
     model.cuda->count_inputs(true);
   }
   const model::ThresholdSet set = load_thresholds(model.checkpoint, options.model, options.sparsity);

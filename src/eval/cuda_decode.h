@@ -21,16 +21,18 @@ struct CudaDecodeOptions {
 /// either.
 double check_cuda_decoder(model::CudaDecoder& decoder, model::Decoder& cpu);
 
-/// The same with inputs left out as `options` says, which `decoder` is set to afterwards, and `cpu` to dense; inputs
-/// that the plans of `decoder` run dense are dense in both. Rounding moves inputs over their thresholds, and from layer
-/// to layer ever more, until the logits of a deep net are as far from the CPU's as from dense ones. So one input of
-/// every fourth layer is thresholded at a time, each of all layers in its turn. Throws Error where the logits differ by
-/// more than half of what leaving these out changes, three times as much as dense ones, and a twentieth.
+/// The same with inputs left out as `options` says; it is no less than that of dense tokens. `decoder` is set to
+/// `options` afterwards, and `cpu`, which has no plans, to dense; inputs that the plans of `decoder` run dense are
+/// dense in both. Rounding moves inputs over their thresholds, and from layer to layer ever more, until the logits of a
+/// deep net are as far from the CPU's as from dense ones. So one input of every fourth layer is thresholded at a time,
+/// each of all layers in its turn; where that changes the logits by less than a tenth its thresholds are doubled, up to
+/// eightfold. Throws Error where logits differ by more than the largest of: half of what leaving these out changes,
+/// three times what dense ones differ by, 0.05; both decoders are then as that part left them.
 double check_cuda_sparsity(model::CudaDecoder& decoder, model::Decoder& cpu, const model::SparsityOptions& options);
 
 /// Generation of `tokens` ids one by one after `depth` others, as the decoder is set; the time is that of one token.
 /// Two rows: each next token chosen on the device, and each token's logits read by the host. deviation: of
-/// check_cuda_decoder(). Throws Error where the context does not hold them.
+/// check_cuda_decoder() or check_cuda_sparsity(). Throws Error where the context does not hold them.
 std::vector<BenchRow> bench_cuda_decode(model::CudaDecoder& decoder, const io::Checkpoint& checkpoint, double deviation,
                                         const CudaDecodeOptions& options);
 

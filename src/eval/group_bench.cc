@@ -42,6 +42,10 @@ double check_kinds(const std::vector<Group>& groups, const RunnerOf& runner_of) 
 
 }  // namespace
 
+std::string BenchRow::label() const {
+  return bench == "decode" && act_sparsity > 0 ? fmt::format("{}, {:.0f}% left out", what, 100 * act_sparsity) : what;
+}
+
 void set_times(BenchRow& row, std::vector<double> times) {
   std::sort(times.begin(), times.end());
   const size_t half = times.size() / 2;

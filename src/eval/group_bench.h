@@ -33,6 +33,8 @@ struct BenchRow {
   /// Where columns are skipped: the rate at which memory gives columns of these lengths, as many of them skipped.
   std::optional<double> access_ceiling_gb_s;
 
+  /// `what`, of tokens that leave inputs out with their share.
+  std::string label() const;
   double gb_s() const { return median_ms > 0 ? double(bytes) / median_ms / 1e6 : 0; }
 };
 

@@ -46,8 +46,8 @@ struct PerplexityResult {
   double act_sparsity = 0;  // realised, by weight bytes; 0 for a dense decoder
 };
 
-/// Of the model as it is set: sparse where set_sparsity said so (on the CPU with mask_batches, else it would run
-/// dense; on a device tokens run in batches with it, else one by one). engine: of a capacity of options.ctx or more.
+/// Of the model as it is set: sparse where set_sparsity said so. On the CPU that takes mask_batches, else it would run
+/// dense; on a device tokens run in batches with it, else one by one. engine: of a capacity of options.ctx or more.
 /// pool: for the losses. Throws Error when the text has fewer than one window ("needs N tokens, the text has M") or a
 /// logit is NaN (names the position).
 PerplexityResult perplexity(model::Engine& engine, ThreadPool& pool, const Tokenizer& tokenizer, std::string_view text,

@@ -144,10 +144,17 @@ struct CudaDecoder::Impl {
   /// Logits of the batch's M tokens.
   void score_batch(int64_t M, const Decoder::LogitsSink& sink);
   /// Runs tokens in batches as they fit and calls after(first, n) for the n from `first` on: in the residual stream of
-  /// the batch, or, where n is 1, with logits. sparse: as set_sparsity() says, one by one with layers on the CPU; else
-  /// dense.
+  /// the batch, or, where n is 1, with logits. sparse: as set_sparsity() says, one by one without mask_batches and
+  /// with layers on the CPU; else dense.
   void run_batches(std::span<const int32_t> of, bool sparse,
                    const std::function<void(int64_t first, int64_t n)>& after);
+  /// Observers of the shards go whatever happens.
+  struct Observing {
+    Impl& d;
+    ~Observing() {
+      for (const auto& shard : d.shards) shard->observer = {};
+    }
+  };
   /// A batch in which each token leaves out what it would leave out alone; without layers on the CPU.
   void run_masked_batch(std::span<const int32_t> of);
 
@@ -363,19 +370,13 @@ void CudaDecoder::Impl::score_batch(int64_t M, const Decoder::LogitsSink& sink) 
 }
 
 void CudaDecoder::Impl::run_masked_batch(std::span<const int32_t> of) {
-  struct Masking {  // the masks go whatever happens
-    std::vector<std::unique_ptr<CudaShard>>& shards;
-    ~Masking() {
-      for (const auto& shard : shards) shard->observer = {};
-    }
-  };
-  const Masking guard{shards};
-  for (const auto& shard : shards) {
-    if (shard->observed.bytes() == 0) shard->reserve_observed();
-    shard->observer = [this, &shard = *shard](int64_t layer, Input input, float* x, int64_t M, int64_t) {
-      shard.mask(layer, input, x, M, thresholds(layer, true)[size_t(input)], position, sparsity->dense_prefix);
+  const Observing guard{*this};
+  for (const auto& shard : shards)
+    shard->observer = [this, &shard = *shard](int64_t layer, Input input, float* x, int64_t M, int64_t K) {
+      if (skips(layer, size_t(input)))
+        shard.mask(layer, input, x, M, K, sparsity->thresholds.t[size_t(layer)][size_t(input)], position,
+                   sparsity->dense_prefix);
     };
-  }
   const int64_t M = int64_t(of.size()), dense = std::clamp(sparsity->dense_prefix - position, int64_t{0}, M);
   run_batch(of);
   sparse_tokens += M - dense;
@@ -383,9 +384,12 @@ void CudaDecoder::Impl::run_masked_batch(std::span<const int32_t> of) {
 
 void CudaDecoder::Impl::run_batches(std::span<const int32_t> of, bool sparse,
                                     const std::function<void(int64_t first, int64_t n)>& after) {
-  const bool one_by_one = sparse && cpu;
+  const bool one_by_one = sparse && (cpu || !sparsity->mask_batches);
   for (int64_t first = 0, left = int64_t(of.size()); left > 0;) {
-    const int64_t n = one_by_one || left < kLeastBatch ? 1 : std::min(left, lead().space.tokens);
+    int64_t n = one_by_one || left < kLeastBatch ? 1 : std::min(left, lead().space.tokens);
+    // A rest of single tokens would add in any order: the batch before leaves it enough to be one.
+    if (const int64_t rest = left - n; sparse && rest > 0 && rest < kLeastBatch && n >= 2 * kLeastBatch)
+      n -= kLeastBatch - rest;
     if (n == 1)
       step(of[size_t(first)], sparse);
     else if (sparse)
@@ -428,6 +432,8 @@ void CudaDecoder::Impl::check_memory(std::span<const LayerWeights> layers, const
       const BatchSpace space(c, shard->vocabulary.count, context, outputs[size_t(Input::attn_in)],
                              outputs[size_t(Input::ffn_in)], batch_weight_bytes);
       handed = space.x;
+      const auto widths = input_widths(c);
+      rest += floats(space.tokens * *std::max_element(widths.begin(), widths.end()));  // reserve_observed()
       rest += floats(c.n_vocab + context * c.rope.n_rot) + space.bytes() + (cpu_layers > 0 ? space.x : 0);
     }
     rest += int64_t{64} << 20;
@@ -728,14 +734,7 @@ int32_t CudaDecoder::next(std::span<const int32_t> ids, Sampler& sampler) {
 void CudaDecoder::score(std::span<const int32_t> ids, const Decoder::LogitsSink& sink) {
   Impl& d = *impl_;
   d.check_room(ids, int64_t(ids.size()));
-  if (d.sparsity && !d.masks_batches()) {
-    for (size_t i = 0; i < ids.size(); ++i) {
-      d.step(ids[i], true);
-      sink(int64_t(i), 1, d.read_logits().data());
-    }
-    return;
-  }
-  d.run_batches(ids, d.masks_batches(), [&](int64_t first, int64_t n) {
+  d.run_batches(ids, d.sparsity.has_value(), [&](int64_t first, int64_t n) {
     if (n == 1)
       sink(first, 1, d.read_logits().data());
     else
@@ -757,6 +756,7 @@ void CudaDecoder::set_sparsity(std::optional<SparsityOptions> options) {
         if (!group->only_adds())
           throw Error("--device cuda: thresholds by wina need zigzag or group-sparse weights; take those by magnitude");
   d.wait();
+  if (options && options->mask_batches && !d.cpu) d.each([](CudaShard& shard) { shard.reserve_observed(); });
   std::vector<std::deque<cuda::Buffer>> norms(d.shards.size());  // [shards][layers on the device * kInputs]
   if (by_norms)
     d.each([&](CudaShard& shard) {
@@ -935,7 +935,17 @@ std::vector<CudaTuning> CudaDecoder::tune(bool progress) {
     SearchBar bar(progress, sparse ? fmt::format("Tuning {}%", d.percent()) : "Tuning dense", stages);
     cuda::search_plans(plans, stages, measure, bar.options);
   }
-  const std::vector<cuda::PlanGain> gains = cuda::measure_gains(plans, standard, measure);
+  std::vector<cuda::PlanGain> gains = cuda::measure_gains(plans, standard, measure);
+  if (sparse) {
+    std::vector<cuda::GemvPlan> dense;
+    for (const auto& of : runs) {
+      dense.push_back(of.front()->dense);
+      dense.back().skips = false;
+    }
+    double ms = 0;
+    if (cuda::take_if_faster(plans, dense, measure, ms))
+      for (cuda::PlanGain& gain : gains) gain.found_ms = ms;
+  }
   use();
   std::vector<CudaTuning> out;
   for (const auto& [product, of] : products) {
@@ -1026,11 +1036,7 @@ void CudaDecoder::run_observed(std::span<const int32_t> ids, const CudaInputsObs
                                const Decoder::LogitsSink& sink) {
   Impl& d = *impl_;
   d.check_room(ids, int64_t(ids.size()));
-  struct Observing {  // the observer goes whatever happens
-    CudaShard& shard;
-    ~Observing() { shard.observer = {}; }
-  };
-  const Observing guard{d.lead()};
+  const Impl::Observing guard{d};
   d.lead().observer = [&](int64_t layer, Input input, float* x, int64_t M, int64_t K) {
     observer(CudaInputs({layer, input, M, K, d.position}, x, *d.observed));
   };

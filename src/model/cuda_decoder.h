@@ -67,14 +67,14 @@ struct CudaGroupsTuning {
 };
 
 /// Models with rotary positions, norms before their half blocks and embeddings of the model's own width; weights in any
-/// mix of zigzag, group-sparse and row layouts, embedding and head in row layouts. Eight dense tokens and more run at
+/// mix of zigzag, group-sparse and row layouts, embedding and head in row layouts. Eight tokens and more run at
 /// once, up to 512, with weights and inputs rounded to f16 (kernels/cuda/gemm.h). The first layers may run on the CPU,
 /// as its decoder runs them: the device waits for them in each token. Or every layer is split over several devices.
 class CudaDecoder final : public Engine {
  public:
   /// Prepares and uploads. Throws Error naming the tensor, the layout or the feature that does not run on CUDA, and,
   /// before anything is uploaded, DoesNotFit where weights, cache and work space do not fit the device, with what they
-  /// need and, if any, how many layers would.
+  /// need and, if any, how many layers would and, of one device, which context.
   static std::unique_ptr<CudaDecoder> load(const io::Checkpoint& checkpoint, ThreadPool& pool, cuda::Device& device,
                                            const CudaDecoderOptions& options = {});
   /// The same over devices of one kind, which outlive the decoder. Throws Error also where the model cannot be split
@@ -97,9 +97,9 @@ class CudaDecoder final : public Engine {
 
   /// As Decoder::set_sparsity: without mask_batches append() and forward() of several tokens are dense, and score()
   /// runs them one by one, as decoding does. With it they run in batches whose inputs are masked, but for layers on the
-  /// CPU, which take them one by one. An input runs dense where the plan of one of its products says so. Clears the
-  /// counts. Throws Error as that one does, and for wina with weights in row layouts; the decoder is then as before;
-  /// or, where the device fails, dense.
+  /// CPU, which take them one by one, and fewer than eight tokens. An input runs dense where the plan of one of its
+  /// products says so. Clears the counts. Throws Error as that one does, for wina with weights in row layouts, and
+  /// DoesNotFit; the decoder is then as before; or, where the device fails, dense.
   void set_sparsity(std::optional<SparsityOptions> options);
   /// What set_sparsity() was given, with thresholds of 0 where the plans run an input dense.
   std::optional<SparsityOptions> sparsity() const;

@@ -535,17 +535,19 @@ void CudaShard::write_inputs(const cuda::GemmInputs& args, int64_t M, int64_t K,
 }
 
 void CudaShard::reserve_observed() {
+  if (observed.bytes() > 0) return;
   const auto widths = input_widths(config);
   const int64_t widest = *std::max_element(widths.begin(), widths.end());
   observed = take(space.tokens * widest * int64_t(sizeof(float)), "inputs of a layer");
 }
 
-void CudaShard::mask(int64_t layer, Input input, float* in, int64_t M, float t, int64_t first, int64_t dense) {
+void CudaShard::mask(int64_t layer, Input input, float* in, int64_t M, int64_t K, float t, int64_t first,
+                     int64_t dense) {
   if (!(t > 0)) return;
   cuda::MaskRowsArgs args;
   args.x = args.y = in;
   args.M = M;
-  args.K = input_widths(config)[size_t(input)];
+  args.K = K;
   args.t = t;
   args.norms = layers[size_t(layer)].readers()[size_t(input)]->norms;
   args.first = first;

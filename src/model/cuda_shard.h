@@ -186,7 +186,7 @@ class CudaShard {
   void record_head(float* from, const float* sums);
   void record_choice();
 
-  // ---- a batch of M tokens, dense ----
+  // ---- a batch of M tokens, dense but for what an observer leaves out ----
   void batch_attention(int64_t index, int64_t M);
   void batch_mlp(int64_t index, int64_t M);
   /// Adds what the half block's shards made to the residual stream; after the exchange, where there are several.
@@ -195,7 +195,7 @@ class CudaShard {
   void reserve_observed();
   /// What an observer may do: `in`, [M, K] of tokens from position `first` on, without what they leave out from
   /// position `dense` on; counted as single tokens are. t not above 0: nothing.
-  void mask(int64_t layer, Input input, float* in, int64_t M, float t, int64_t first, int64_t dense);
+  void mask(int64_t layer, Input input, float* in, int64_t M, int64_t K, float t, int64_t first, int64_t dense);
   /// Entries of card.batch_sums.
   static int64_t batch_stride(int64_t M, int64_t n_embd) { return (M * n_embd + 63) / 64 * 64; }
   cuda::Operand batch_head_inputs(int64_t M);
@@ -229,10 +229,10 @@ class CudaShard {
   } batch;
 
  private:
-  /// Where inputs left out are counted; nullptr: not here.
-  unsigned long long* counter(int64_t layer, Input input) const;
   friend class CudaBlock;  // which runs a layer's parts one by one
   friend class CudaBeams;  // which runs them for a few tokens of different texts
+  /// Where inputs left out are counted; nullptr: not here.
+  unsigned long long* counter(int64_t layer, Input input) const;
   ZigzagRun upload_run(std::span<const kernels::WeightView> parts, int64_t at, ThreadPool& pool);
   /// scale: Group::scale, whose part for these outputs is filled.
   KeptRun upload_kept(std::span<const kernels::WeightView> parts, int64_t at, cuda::Buffer& scale, ThreadPool& pool);

@@ -107,7 +107,7 @@ TEST(App, WhatCudaCannotDoIsRefusedInASentence) {
   expect_error(with({"--what", "decode", "--tune", "--gpus", "2"}), "--tune runs on one device");
   expect_error(with({"--what", "decode", "--tune", "--gpu-layers", "1"}), "--gpu-layers");
   for (const char* flag : {"--gpu-layers", "--gpus", "--gpu-split"})
-    expect_error({"tune", kModel, "--device", "cuda", flag, "1"}, flag);
+    expect_usage_error({"tune", kModel, "--device", "cuda", flag, "1"}, flag);
   expect_error(with({"--what", "linear", "--profile", "p.json"}), "--profile");
   expect_error(with({"--what", "prefill,decode", "--act-sparsity", "50"}), "a prompt runs dense");
   expect_error({"bench", kModel, "--tune"}, "--tune");

@@ -257,6 +257,15 @@ TEST(Tune, TheNumberOfThreadsDoesNotChangeDeterministicResults) {
       }
     }
   }
+  // A batch of at most 16 tokens multiplies by a plan too.
+  std::vector<double> perplexities;
+  for (const char* threads : {"1", "2", "3", "5"}) {
+    const auto row = json_of({"perplexity", folder.model, "-f", kText, "--ctx", "12", "--chunks", "2",
+                              "--deterministic", "--threads", threads});
+    EXPECT_EQ(row["deterministic"], true);
+    perplexities.push_back(row["ppl"]);
+  }
+  EXPECT_EQ(perplexities, std::vector<double>(4, perplexities[0]));
   const Finished both = run_lacuna({"run", plain, "-p", "a", "--deterministic", "--profile", "p.json"});
   EXPECT_EQ(both.code, 2) << both.err;
 }

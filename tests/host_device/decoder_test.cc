@@ -323,13 +323,46 @@ TEST_F(HostDecoder, BatchesLeaveOutWhatSingleTokensDo) {
     EXPECT_EQ(batch.tokens, counts.tokens);
     for (size_t l = 0; l < counts.layers.size(); ++l)
       for (size_t i = 0; i < kInputs; ++i) EXPECT_EQ(batch.layers[l][i].inactive, counts.layers[l][i].inactive);
-    gpu->truncate(0);
-    gpu->append(std::span(ids).first(kTokens - 1));
-    const std::span<const float> last = gpu->forward(std::span(ids).last(1));
-    EXPECT_LT(worst_of({expected.back()}, {{last.begin(), last.end()}}), 2e-3);
+    // A prompt, then single tokens; counted and not.
+    for (const bool counted : {true, false}) {
+      gpu->count_inputs(counted);
+      for (const int64_t prompt : {int64_t{10}, kTokens - 1}) {
+        gpu->truncate(0);
+        std::span<const float> last = gpu->forward(std::span(ids).first(size_t(prompt)));
+        EXPECT_LT(worst_of({expected[size_t(prompt - 1)]}, {{last.begin(), last.end()}}), 2e-3);
+        gpu->append(std::span(ids).subspan(size_t(prompt), size_t(kTokens - 1 - prompt)));
+        last = gpu->forward(std::span(ids).last(1));
+        EXPECT_LT(worst_of({expected.back()}, {{last.begin(), last.end()}}), 2e-3);
+      }
+      EXPECT_EQ(gpu->sparsity_counts().tokens, counted ? 2 * (kTokens - 3) : 0);
+    }
     gpu->set_sparsity(std::nullopt);
     EXPECT_LT(worst_of(dense, all_logits(*gpu)), 1e-6);
   }
+}
+
+// Layers on the CPU take tokens that leave inputs out one by one, and so does the device then.
+TEST_F(HostDecoder, BatchesWithLayersOnTheCpuRunOneByOne) {
+  const Small small(Id::zz8, false);
+  CudaDecoderOptions options;
+  options.gpu_layers = 1;
+  const auto gpu = load(*small.model, options);
+  gpu->count_inputs(true);
+  std::vector<Logits> logits(2);
+  for (const bool together : {false, true}) {
+    gpu->set_sparsity(SparsityOptions{third_by_norms(gpu->config()), 3, together});
+    gpu->truncate(0);
+    const auto n_vocab = size_t(gpu->config().n_vocab);
+    gpu->score(some_ids(kTokens, gpu->config().n_vocab), [&](int64_t, int64_t count, const float* found) {
+      EXPECT_EQ(count, 1);
+      logits[together].emplace_back(found, found + n_vocab);
+    });
+    const SparsityCounts counts = gpu->sparsity_counts();
+    EXPECT_EQ(counts.layers.size(), 2u);
+    EXPECT_EQ(counts.tokens, kTokens - 3);
+    EXPECT_NEAR(counts.share(), 1.0 / 3, 0.01);
+  }
+  EXPECT_LT(worst_of(logits[0], logits[1]), 1e-3);
 }
 
 // No call waits for a device whose partner has failed, then or later.

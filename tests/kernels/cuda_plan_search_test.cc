@@ -110,6 +110,26 @@ TEST(CudaPlanSearch, GainsAreMeasuredAgainAndLuckIsGivenUp) {
   EXPECT_THAT(measured, ElementsAre(Plans{0, 3, 0}, Plans{2, 3, 0}, Plans{2, 0, 0}, Plans{2, 3, 0}, Plans{2, 0, 0}));
 }
 
+// Found plans that are slower together than others are together, though no single change shows it.
+TEST(CudaPlanSearch, OthersAreTakenAllAtOnceOrNotAtAll) {
+  int measured = 0;
+  const auto measure = [&](const Plans& p) {
+    ++measured;
+    return p == Plans{1, 1, 1} ? 8.0 : 9.0 + p[0];
+  };
+  Plans plans = {2, 0, 3};
+  double ms = 0;
+  EXPECT_TRUE(take_if_faster(plans, {1, 1, 1}, measure, ms));
+  EXPECT_EQ(plans, (Plans{1, 1, 1}));
+  EXPECT_EQ(ms, 8);
+  EXPECT_FALSE(take_if_faster(plans, {0, 1, 1}, measure, ms));
+  EXPECT_EQ(plans, (Plans{1, 1, 1}));
+  EXPECT_EQ(ms, 8);
+  EXPECT_EQ(measured, 4);
+  EXPECT_FALSE(take_if_faster(plans, {1, 1, 1}, measure, ms));
+  EXPECT_EQ(measured, 5) << "what is in use is not measured again";
+}
+
 // ---- what is tried ----
 
 TEST(CudaPlanSearch, EarlyCandidatesChangeNothingElse) {

@@ -24,7 +24,7 @@ class DoesNotFit : public Error {
  public:
   using Error::Error;
   int64_t layers = 0;     // of a model: how many of the last would fit, fewer than all; 0: none, or it is no model
-  int64_t positions = 0;  // of a model: the longest context that would fit, shorter than asked; 0: none, or no model
+  int64_t positions = 0;  // of a model: a context that would fit, shorter than the one asked for; 0: none, or no model
 };
 
 struct DeviceOptions {
